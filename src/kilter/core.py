@@ -1,0 +1,247 @@
+"""The vocabulary a method is written in: Node, Fit, step, Post, Mail, Replies, Federation, Method.
+
+A round is a chain of `fed.map(step, message)`. A step is a function of one node; it may `yield` one kind of heavy work, a
+`Fit`; what it returns is all that ever leaves the node. A runtime is an implementation of `map`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from kilter.chance import derive, generator
+
+if TYPE_CHECKING:
+    from kilter.tasks import Task
+    from kilter.train import Plan
+
+Params = dict[str, Tensor]  # a model is a flat dict; names of buffers start with "~" (see kilter.params)
+Batch = dict[str, Tensor]  # "x", "y" and whatever columns a step added
+Tree = Any  # nested dict/list/tuple of tensors and plain values: what may be kept, sent and checkpointed
+Loss = Callable[[Params, Batch, Tree], Tensor]
+
+SERVER = "server"
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Some rows of tables that many share: tables are loaded once, only the row numbers are one's own."""
+
+    tables: Mapping[str, Tensor]  # "x": (N, ...), "y": (N,), ...
+    index: Tensor  # int64 (n,): my rows of the tables
+    own: Mapping[str, Tensor] = field(default_factory=dict)  # columns that are mine alone, (n, ...)
+
+    @staticmethod
+    def of(**tables: Tensor) -> Rows:
+        """All rows of these tables."""
+        return Rows(tables, torch.arange(len(next(iter(tables.values())))))
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, column: str) -> Tensor:
+        """One column, gathered: `rows["y"]`."""
+        return self.own[column] if column in self.own else as_float(self.tables[column][self.index])
+
+    def batch(self, at: Tensor | slice = slice(None)) -> Batch:
+        """The rows at these positions (of `index`) with every column; bytes become floats in 0..1."""
+        rows = self.index[at]
+        shared = {name: as_float(table[rows]) for name, table in self.tables.items()}
+        return shared | {name: column[at] for name, column in self.own.items()}
+
+    def take(self, at: Tensor) -> Rows:
+        """The rows at these positions, as Rows."""
+        return Rows(self.tables, self.index[at], {name: column[at] for name, column in self.own.items()})
+
+    def extend(self, **columns: Tensor) -> Rows:
+        """With columns of my own added, one entry a row."""
+        for name, column in columns.items():
+            if len(column) != len(self):
+                raise ValueError(f"column {name!r} has {len(column)} entries for {len(self)} rows")
+        return replace(self, own={**self.own, **columns})
+
+
+def as_float(column: Tensor) -> Tensor:
+    """Images are kept as bytes and used as floats in 0..1."""
+    return column.float().div_(255) if column.dtype == torch.uint8 else column
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """What one node holds. It never leaves the node."""
+
+    train: Rows
+    valid: Rows
+    test: Rows
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A request to train, yielded by a step and performed by the runtime: at once, elsewhere, or stacked with others."""
+
+    loss: Loss
+    params: Params
+    rows: Rows
+    plan: Plan
+    seed: int  # of the order of batches and of dropout
+    ctx: Tree = None  # this node's constants for the loss: data, not closures, so that fits can be stacked
+    train: frozenset[str] | None = None  # names to train; None: every weight
+
+
+@dataclass
+class Node:
+    """One participant, as its own steps see it. The runtime keeps `state` between rounds."""
+
+    id: str
+    data: Data
+    seed: int = 0
+    round: int = 0
+    step: str = ""
+    state: dict[str, Tree] = field(default_factory=dict)
+    peers: tuple[str, ...] = ()  # whom it may write to
+    public: Rows | None = None  # data that whoever aggregates holds
+    bench: Rows | None = None  # a common test set, where the experimenter has one
+    fits: int = 0  # how many fits this step has asked for
+    notes: list[str] = field(default_factory=list)  # what this step wants in the round's record; carries no data
+
+    @property
+    def rng(self) -> torch.Generator:
+        """Chance of (seed, round, node, step), anew at each call: keep it in a variable to draw more than once."""
+        return generator(self.seed, self.round, self.id, self.step)
+
+    def fit(
+        self,
+        loss: Loss,
+        params: Params,
+        plan: Plan,
+        ctx: Tree = None,
+        *,
+        rows: Rows | None = None,
+        train: Iterable[str] | None = None,
+        **columns: Tensor,
+    ) -> Fit:
+        """Ask for training on my rows; `columns` (one entry a row) join every batch."""
+        rows = self.data.train if rows is None else rows
+        self.fits += 1
+        return Fit(
+            loss,
+            params,
+            rows.extend(**columns) if columns else rows,
+            plan.at(self.round),
+            derive(self.seed, self.round, self.id, self.step, self.fits),
+            ctx,
+            None if train is None else frozenset(train),
+        )
+
+
+class Post(dict[str, Tree]):
+    """Letters a step writes: {peer: letter}."""
+
+
+class Mail:
+    """Letters under way. A round passes it on, unopened; the runtime hands each node its own."""
+
+    def __init__(self, letters: Mapping[str, Mapping[str, Tree]]) -> None:
+        self._letters = {to: dict(box) for to, box in letters.items()}  # {receiver: {sender: letter}}
+
+    def box(self, receiver: str) -> dict[str, Tree]:
+        """What a runtime delivers to one node: {sender: letter}."""
+        return self._letters.get(receiver, {})
+
+
+class Each(dict[str, Tree]):
+    """A message that differs by node: {node: message}."""
+
+
+class AtNodes:
+    """Stands for a state that every node keeps for itself (peers): the runtime puts the node's own in its place."""
+
+
+class Replies(dict[str, Tree]):
+    """What came back, in the order of the federation's ids, however it arrived."""
+
+    def __init__(self, replies: Mapping[str, Tree], of: int) -> None:
+        super().__init__(replies)
+        self.of = of  # how many nodes this aggregator aggregates for, present or not
+
+
+Step = Callable[[Node, Any], Any]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def step(function: F) -> F:
+    """Marks what runs at a node. Its `return` lines are all that leaves the node: read them to audit a method."""
+    function.is_step = True  # type: ignore[attr-defined]
+    return function
+
+
+class Federation(ABC):
+    """The participants, as a round sees them."""
+
+    ids: tuple[str, ...]
+    seed: int
+    round: int
+
+    @abstractmethod
+    def sample(self, cohort: float) -> tuple[str, ...]:
+        """This round's participants: a share (0 < cohort <= 1, a float) of the nodes, at least one."""
+
+    @abstractmethod
+    def map(self, step: Step, message: Tree = None, to: Sequence[str] | None = None) -> Any:
+        """Run a step at these nodes (default all): their Replies, or Mail if they wrote letters (Post)."""
+
+    @abstractmethod
+    def hub(self, step: Callable[..., Any], *messages: Tree) -> Any:
+        """Run a step where aggregation happens and give what it returns."""
+
+    @abstractmethod
+    def pool(
+        self,
+        train: Step,
+        combine: Callable[[Node, Any, Replies], Any],
+        state: Tree,
+        to: Sequence[str] | None = None,
+        view: Callable[[Any, str], Any] | None = None,
+    ) -> Tree:
+        """Nodes train, whoever aggregates combines; the topology says who that is. Returns the new state.
+
+        `view(state, id)` is what one node is sent of the state (default: all of it).
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """A federated method: a frozen dataclass whose fields are its hyper-parameters."""
+
+    task: Task
+    local: Plan  # how a node trains
+    cohort: float = 1.0  # share of the nodes that take part in a round
+
+    needs: ClassVar[frozenset[str]] = frozenset()  # of {"public", "aggregator"}: checked before a run starts
+
+    @abstractmethod
+    def setup(self, fed: Federation) -> Tree:
+        """Everything before the first round; returns the first state."""
+
+    @abstractmethod
+    def round(self, fed: Federation, state: Tree) -> Tree:
+        """One round; returns the next state."""
+
+    def model(self, state: Tree) -> Params | None:
+        """The global model in this state; None where the method has none."""
+        found: Params = state
+        return found
+
+    def predict(self, state: Tree, x: Tensor) -> Tensor | None:
+        """Outputs of the global model; None where the method has none."""
+        model = self.model(state)
+        return None if model is None else self.task.predict(model, x)
+
+    def personal(self, node: Node, state: Tree, x: Tensor) -> Tensor | None:
+        """Outputs of this node's own model; None where it uses the global one."""
+        return None

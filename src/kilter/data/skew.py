@@ -1,0 +1,170 @@
+"""How far clients' data differ: in labels, in amount, in features.
+
+All measures are of the rows a client may learn from (train and valid), in the paper's letters: n_kc rows of class c at
+client k, n_k their sum, q_k = n_kc / n_k, p = pooled label distribution. Logarithms are natural.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from kilter.core import as_float
+from kilter.data.split import Split
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ClientSkew:
+    """One client's labels."""
+
+    id: str
+    n: int  # rows
+    classes: int  # classes present
+    entropy: float  # -sum q ln q, in nats
+    kl: float  # KL(q_k || p)
+    js: float  # Jensen-Shannon divergence of q_k and p, at most ln 2
+
+
+@dataclass(frozen=True)
+class Skew:
+    """A whole split."""
+
+    clients: tuple[ClientSkew, ...]
+    kl: float  # mean over clients
+    kl_weighted: float  # sum_k n_k KL_k / n: the mutual information of client and label
+    js: float
+    js_weighted: float
+    classes: float  # mean number of classes a client has
+    gini: float  # of the n_k
+    variation: float  # std / mean of the n_k
+    smallest: int
+    largest: int
+    feature: float | None  # see feature_skew; None where it cannot be told
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Name and value of each overall measure, for people."""
+        rows = [
+            ("label KL to the pool, mean (weighted)", f"{self.kl:.3f} ({self.kl_weighted:.3f})"),
+            ("label JS to the pool, mean (weighted)", f"{self.js:.3f} ({self.js_weighted:.3f})"),
+            ("classes a client", f"{self.classes:.1f}"),
+            ("rows a client, smallest to largest", f"{self.smallest:,} to {self.largest:,}"),
+            ("amounts: Gini, coefficient of variation", f"{self.gini:.3f}, {self.variation:.3f}"),
+            ("features within a class, in standard deviations", "-" if self.feature is None else f"{self.feature:.3f}"),
+        ]
+        return rows
+
+
+def entropy(p: ArrayLike) -> float:
+    """-sum p ln p.
+
+    >>> round(entropy([0.5, 0.5]), 6)
+    0.693147
+    """
+    p = np.asarray(p, dtype=float)
+    some = p[p > 0]
+    return float(-(some * np.log(some)).sum()) + 0.0
+
+
+def kl(p: ArrayLike, q: ArrayLike) -> float:
+    """KL(p || q) = sum p ln(p / q); infinite where q has no mass and p has.
+
+    >>> round(kl([1, 0], [0.5, 0.5]), 6)
+    0.693147
+    """
+    p, q = np.asarray(p, dtype=float), np.asarray(q, dtype=float)
+    at = p > 0
+    if (q[at] == 0).any():
+        return float("inf")
+    return max(0.0, float((p[at] * np.log(p[at] / q[at])).sum()))
+
+
+def js(p: ArrayLike, q: ArrayLike) -> float:
+    """Jensen-Shannon divergence (KL(p || m) + KL(q || m)) / 2 with m = (p + q) / 2."""
+    p, q = np.asarray(p, dtype=float), np.asarray(q, dtype=float)
+    return (kl(p, (p + q) / 2) + kl(q, (p + q) / 2)) / 2
+
+
+def gini(sizes: ArrayLike) -> float:
+    """sum_ij |n_i - n_j| / (2 K sum n): 0 all equal, (K - 1) / K one has everything."""
+    n = np.sort(np.asarray(sizes, dtype=float))
+    return float(((2 * np.arange(1, len(n) + 1) - len(n) - 1) * n).sum() / (len(n) * n.sum()))
+
+
+def variation(sizes: ArrayLike) -> float:
+    """Coefficient of variation: (population) standard deviation over mean."""
+    n = np.asarray(sizes, dtype=float)
+    return float(n.std() / n.mean())
+
+
+def feature_skew(x: Tensor, y: Tensor, clients: list[Tensor]) -> float | None:
+    """Root mean square distance of client means from the pooled mean within a class, in pooled standard deviations.
+
+    F^2 = sum_{k,c} n_kc [ mean_j (m_kcj - m_cj)^2 / s_cj^2 - (1 / n_kc - 1 / n_c) ] / sum_{k,c} n_kc, no less than 0, with
+    m, s^2 (unbiased) the means and variances of feature j in class c; j over features that vary. Working within a class
+    keeps label skew out; the subtracted term is what chance alone gives IID clients. Classes at one client only cannot
+    be told from label skew and are left out: None where that leaves nothing.
+    """
+    total = weight = 0.0
+    owner = torch.cat([torch.full((len(rows),), k) for k, rows in enumerate(clients)])
+    rows = torch.cat(clients)
+    for c in range(int(y[rows].max()) + 1):
+        at = y[rows] == c
+        present, who = np.unique(owner[at].numpy(), return_inverse=True)
+        if len(present) < 2:
+            continue
+        values = as_float(x[rows[at]]).flatten(1)
+        n = torch.from_numpy(np.bincount(who)).float()
+        sums = torch.zeros(len(present), values.shape[1]).index_add_(0, torch.from_numpy(who), values)
+        variance, mean = torch.var_mean(values, dim=0)
+        varies = variance > 1e-12
+        if not varies.any():
+            continue
+        apart = ((sums / n[:, None] - mean)[:, varies].square() / variance[varies]).mean(1)
+        total += float((n * (apart - 1 / n + 1 / n.sum())).sum())
+        weight += float(n.sum())
+    return float(np.sqrt(max(0.0, total / weight))) if weight else None
+
+
+def learnable(split: Split) -> dict[str, Tensor]:
+    """Each client's rows of the tables: train and valid."""
+    return {name: torch.cat([data.train.index, data.valid.index]) for name, data in split.clients.items()}
+
+
+def counts(split: Split) -> NDArray[np.int64]:
+    """(clients, classes): n_kc."""
+    y, size = split.dataset.y, len(split.dataset.classes)
+    return np.stack([np.bincount(y[rows].numpy(), minlength=size) for rows in learnable(split).values()])
+
+
+def measure(split: Split) -> Skew:
+    """Every measure of a split."""
+    table = counts(split)
+    n = table.sum(1)
+    pooled = table.sum(0) / n.sum()
+    each = tuple(
+        ClientSkew(
+            name, int(n[k]), int((row > 0).sum()), entropy(row / n[k]), kl(row / n[k], pooled), js(row / n[k], pooled)
+        )
+        for k, (name, row) in enumerate(zip(split.clients, table, strict=True))
+    )
+    kls: Floats = np.array([client.kl for client in each])
+    jss: Floats = np.array([client.js for client in each])
+    return Skew(
+        clients=each,
+        kl=float(kls.mean()),
+        kl_weighted=float((n * kls).sum() / n.sum()),
+        js=float(jss.mean()),
+        js_weighted=float((n * jss).sum() / n.sum()),
+        classes=float(np.mean([client.classes for client in each])),
+        gini=gini(n),
+        variation=variation(n),
+        smallest=int(n.min()),
+        largest=int(n.max()),
+        feature=feature_skew(split.dataset.x, split.dataset.y, list(learnable(split).values())),
+    )

@@ -1,0 +1,88 @@
+"""How a method is examined, at every node and where there is a common test set. Never by training, tuning or weighing on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from kilter.core import Method, Node, Rows, Tree
+from kilter.metrics import confusion, per_class
+
+GLIMPSE = 2000  # rows of the common test set on which every node's own model is looked at between rounds
+
+
+def is_personal(method: Method) -> bool:
+    """Whether nodes have models of their own."""
+    return type(method).personal is not Method.personal
+
+
+def examine(method: Method, node: Node, state: Tree, full: bool, alone: bool) -> dict[str, Any]:
+    """What a node reports of the models it holds: metrics only.
+
+    `test`, `valid`: the global model on my rows; `own_test`, `own_valid`: my own model on my rows; `own_bench`: my own model, or
+    under peers (`alone`) the state I keep, on the common test set (between rounds on a fixed choice of GLIMPSE rows).
+    """
+    task = method.task
+
+    def look(rows: Rows | None, own: bool) -> dict[str, float] | None:
+        if rows is None or not len(rows):
+            return None
+        x = rows["x"]
+        outputs = method.personal(node, state, x) if own else method.predict(state, x)
+        return None if outputs is None else task.measure(outputs, rows["y"])
+
+    report: dict[str, Any] = {"n_test": len(node.data.test), "n_valid": len(node.data.valid)}
+    report["test"], report["valid"] = look(node.data.test, False), look(node.data.valid, False)
+    if is_personal(method):
+        report["own_test"], report["own_valid"] = look(node.data.test, True), look(node.data.valid, True)
+    if is_personal(method) or alone:
+        report["own_bench"] = look(glimpse(node.bench, full), is_personal(method))
+    return report
+
+
+def examine_bench(method: Method, state: Tree, rows: Rows, full: bool) -> dict[str, Any] | None:
+    """The global model on the common test set; every class by itself when asked in full."""
+    outputs = method.predict(state, rows["x"])
+    if outputs is None:
+        return None
+    y = rows["y"]
+    found: dict[str, Any] = method.task.measure(outputs, y)
+    if full and method.task.metrics is None:
+        counts = confusion(outputs, y)
+        found |= {"per_class": per_class(counts), "confusion": counts.tolist()}
+    return found
+
+
+def glimpse(rows: Rows | None, full: bool) -> Rows | None:
+    """All rows, or a fixed choice of GLIMPSE of them."""
+    if rows is None or full or len(rows) <= GLIMPSE:
+        return rows
+    return rows.take(torch.linspace(0, len(rows) - 1, GLIMPSE).long())
+
+
+def spread(values: Sequence[float]) -> dict[str, float] | None:
+    """Over clients: mean, std, min, max and the mean of the worst tenth (at least one client).
+
+    >>> spread([0.5, 0.7, 0.9])["worst_decile"]
+    0.5
+    """
+    if not values:
+        return None
+    v = np.sort(np.asarray(values, dtype=float))
+    worst = v[: max(1, len(v) // 10)]
+    return {
+        "mean": float(v.mean()),
+        "std": float(v.std()),
+        "min": float(v[0]),
+        "max": float(v[-1]),
+        "worst_decile": float(worst.mean()),
+    }
+
+
+def mean_of(reports: Sequence[Mapping[str, Any]], part: str) -> dict[str, float] | None:
+    """The plain mean over nodes of every metric of one part."""
+    found: list[dict[str, float]] = [r[part] for r in reports if r.get(part)]
+    return {name: float(np.mean([f[name] for f in found])) for name in found[0]} if found else None

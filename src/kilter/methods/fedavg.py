@@ -1,0 +1,35 @@
+"""FedAvg. McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks (AISTATS 2017), Alg. 1."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
+from kilter.params import average
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Method):
+    """Local SGD from w, then w <- sum_k n_k/n_S w_k over the round's participants.
+
+    Keeps: nothing.  Sends: its model, and how many rows it trained on.
+    """
+
+    def setup(self, fed: Federation) -> Params:
+        return self.task.init(fed.seed)
+
+    def round(self, fed: Federation, state: Params) -> Params:
+        return fed.pool(self.train, self.combine, state, to=fed.sample(self.cohort))
+
+    @step
+    def train(self, node: Node, w: Params) -> Generator[Fit, Params, tuple[Params, int]]:
+        w = yield node.fit(self.loss, w, self.local)
+        return w, len(node.data.train)
+
+    @step
+    def combine(self, hub: Node, w: Params, replies: Replies) -> Params:
+        return average(replies.values())
+
+    def loss(self, w: Params, batch: Batch, _: Tree) -> Tensor:
+        return self.task.loss(w, batch)

@@ -1,0 +1,49 @@
+"""SCAFFOLD. Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: Stochastic Controlled Averaging (ICML 2020), Alg. 1, option II."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, step
+from kilter.params import add, dot, mean, move, scale, sub, weights, zeros
+
+State = tuple[Params, Params]  # the model x and the control variate c
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaffold(Method):
+    """Local steps y <- y - eta (g - c_i + c); then c_i <- c_i - c + (x - y)/(K eta), x and c move by the mean change.
+
+    With momentum, K eta becomes the way one unit of gradient travels, so that c_i stays a mean gradient (`Plan.travel`).
+    Keeps: its control variate c_i.  Sends: its model and the change of c_i (twice FedAvg's traffic).
+    """
+
+    server_lr: float = 1.0  # how far the server goes towards the mean
+
+    def setup(self, fed: Federation) -> State:
+        x = self.task.init(fed.seed)
+        return x, zeros(weights(x))
+
+    def round(self, fed: Federation, state: State) -> State:
+        return fed.pool(self.train, self.combine, state, to=fed.sample(self.cohort))
+
+    @step
+    def train(self, node: Node, state: State) -> Generator[Fit, Params, tuple[Params, Params]]:
+        x, c = state
+        c_i = node.state.get("c", zeros(c))
+        y = yield node.fit(self.loss, x, self.local, ctx=sub(c, c_i))
+        way = self.local.at(node.round).travel(len(node.data.train))
+        node.state["c"] = add(sub(c_i, c), scale(sub(x, y), 1 / way))
+        return y, sub(node.state["c"], c_i)
+
+    @step
+    def combine(self, hub: Node, state: State, replies: Replies) -> State:
+        (x, c), (y, dc) = state, zip(*replies.values(), strict=True)
+        return move(x, mean(y), self.server_lr), add(c, scale(mean(dc), len(replies) / replies.of))
+
+    def loss(self, y: Params, batch: Batch, drift: Params) -> Tensor:
+        return self.task.loss(y, batch) + dot(drift, y)
+
+    def model(self, state: State) -> Params:
+        return state[0]

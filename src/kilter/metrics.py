@@ -1,0 +1,59 @@
+"""What is measured of a model's outputs. Macro averages run over the classes that occur, in truth or in prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+Metric = Callable[[Tensor, Tensor], float]
+
+
+def confusion(outputs: Tensor, y: Tensor) -> Tensor:
+    """(C, C) counts: row = truth, column = prediction."""
+    classes = outputs.shape[1]
+    return torch.bincount(y * classes + outputs.argmax(1), minlength=classes * classes).reshape(classes, classes)
+
+
+def per_class(counts: Tensor) -> dict[str, list[float]]:
+    """Accuracy, precision, sensitivity, specificity and F1 of each class against the rest; 0 where undefined."""
+    c = counts.double()
+    hit = c.diagonal()
+    truth, said, n = c.sum(1), c.sum(0), c.sum()
+
+    def ratio(a: Tensor, b: Tensor) -> list[float]:
+        return torch.where(b > 0, a / b.clamp(min=1), torch.zeros_like(a)).tolist()
+
+    return {
+        "accuracy": ratio(n - truth - said + 2 * hit, n.expand_as(hit)),
+        "precision": ratio(hit, said),
+        "recall": ratio(hit, truth),
+        "specificity": ratio(n - truth - said + hit, n - truth),
+        "f1": ratio(2 * hit, truth + said),
+    }
+
+
+def classification(outputs: Tensor, y: Tensor) -> dict[str, float]:
+    """Every metric of a classifier; recall is the macro sensitivity."""
+    counts = confusion(outputs, y)
+    each = per_class(counts)
+    occurs = ((counts.sum(0) + counts.sum(1)) > 0).nonzero().flatten().tolist()
+    present = (counts.sum(1) > 0).nonzero().flatten().tolist()
+    macro = {name: sum(each[name][c] for c in occurs) / len(occurs) for name in each if name != "accuracy"}
+    top = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
+    return {
+        "accuracy": float(counts.diagonal().sum().double() / counts.sum()),
+        "balanced_accuracy": sum(each["recall"][c] for c in present) / len(present),
+        **macro,
+        "top5": float((top == y[:, None]).any(1).double().mean()),
+        "loss": float(cross_entropy(outputs.double(), y)),
+    }
+
+
+def measure(outputs: Tensor, y: Tensor, metrics: Mapping[str, Metric] | None, loss: Metric) -> dict[str, float]:
+    """A task's metrics on these outputs: the classifier's, or the user's own with the loss."""
+    if metrics is None:
+        return classification(outputs, y)
+    return {"loss": loss(outputs, y)} | {name: float(metric(outputs, y)) for name, metric in metrics.items()}

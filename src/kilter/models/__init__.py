@@ -1,0 +1,110 @@
+"""The papers' networks by name.
+
+Every network here has two parts, `body` and `head`, with `forward(x) = head(body(x))`: the head is the last linear
+layer, the body gives the features it sees (in `simple-cnn` and `resnet18:bn:256` the projection, MOON's z). Names of
+parameters therefore start with "body." or "head.". A user's own network needs the two only for methods that split it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
+
+from torch import nn
+
+from kilter.errors import Mistake, unknown
+from kilter.models.resnet import resnet18, resnet50
+from kilter.models.small import Network, Shape, bench_cnn, cnn, lenet, linear, mlp, simple_cnn
+from kilter.models.weights import load_weights
+from kilter.plugin import is_file_spec, load_object
+
+__all__ = ["MODELS", "Network", "Shape", "build", "load_weights"]
+
+
+def build(name: str, shape: Shape, classes: int) -> nn.Module:
+    """A fresh network from `name:option:option`, or from a user's class or function `path/to/file.py:Net`.
+
+    >>> build("mlp:64", (1, 28, 28), 10).head
+    Linear(in_features=64, out_features=10, bias=True)
+    """
+    if len(shape) not in (1, 3) or min(shape) < 1 or classes < 1:
+        raise Mistake(
+            f"No network for samples of shape {tuple(shape)} and {classes} classes:"
+            " give (channels, height, width) or (features,), and at least one class."
+        )
+    if is_file_spec(name):
+        return _from_file(name, shape, classes)
+    name, *options = name.split(":")
+    if name not in BUILDERS:
+        raise unknown("model", name, BUILDERS)
+    return BUILDERS[name](shape, classes, *_parse(name, options))
+
+
+def _options(name: str) -> list[inspect.Parameter]:
+    return list(inspect.signature(BUILDERS[name], eval_str=True).parameters.values())[2:]
+
+
+def _parse(name: str, options: list[str]) -> list[Any]:
+    """The texts after the name as values of the builder's annotated types."""
+    known = _options(name)
+    if len(options) > len(known):
+        takes = "one option" if len(known) == 1 else f"{len(known) or 'no'} options"
+        raise Mistake(f"Model '{name}' takes {takes}, not {len(options)}: write {_usage(name)}.")
+    values: list[Any] = []
+    for text, option in zip(options, known, strict=False):
+        if choices := get_args(option.annotation):
+            if text not in choices:
+                raise unknown(f"{option.name} of model {name}", text, choices)
+            values.append(text)
+        elif text.isascii() and text.isdecimal() and int(text) > 0:
+            values.append(int(text))
+        else:
+            raise Mistake(f"Model '{name}': {option.name} must be a whole number above 0, not '{text}'.")
+    return values
+
+
+def _usage(name: str) -> str:
+    """How to write a model with all its options: `resnet18:norm:project`."""
+    return ":".join([name, *(option.name for option in _options(name))])
+
+
+def _from_file(spec: str, shape: Shape, classes: int) -> nn.Module:
+    """Call the user's class or function with as many of `shape` and `classes` as it takes."""
+    make = load_object(spec)
+    if not callable(make) or isinstance(make, nn.Module):
+        raise Mistake(f"{spec} is not a class or function: name one that makes the network.")
+    parameters = inspect.signature(make).parameters.values()
+    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    given = {key: value for key, value in (("shape", shape), ("classes", classes)) if key in named}
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    if extra := [p for p in needed if p not in given]:
+        raise Mistake(
+            f"{spec} wants {', '.join(extra)}: only `shape` and `classes` are given, the rest needs defaults."
+        )
+    net = make(**given)
+    if not isinstance(net, nn.Module):
+        raise Mistake(f"{spec} made a {type(net).__name__}: it must make a torch.nn.Module.")
+    return net
+
+
+BUILDERS: Mapping[str, Callable[..., Network]] = {
+    "linear": linear,
+    "mlp": mlp,
+    "cnn": cnn,
+    "bench-cnn": bench_cnn,
+    "lenet": lenet,
+    "simple-cnn": simple_cnn,
+    "resnet18": resnet18,
+    "resnet50": resnet50,
+}
+
+
+def _describe(name: str) -> str:
+    """The builder's one line, and how its options are written, with their defaults."""
+    line = (BUILDERS[name].__doc__ or "").strip().removesuffix(".")
+    options = [f"{o.name} {'|'.join(get_args(o.annotation)) or o.default or 'none'}" for o in _options(name)]
+    return f"{line}. Options: {_usage(name)} ({', '.join(options)})." if options else f"{line}."
+
+
+MODELS: Mapping[str, str] = {name: _describe(name) for name in BUILDERS}

@@ -1,0 +1,111 @@
+"""The algebra of models: free functions on flat dicts of tensors.
+
+Weights have plain names; *buffers* (BatchNorm's running mean, variance and counter) are marked by a leading "~", put there by
+`Task` from the module's structure. So everything that corrects, scales or samples can leave buffers alone, and everything that
+averages averages them too, except counters (integer tensors), which are taken from the first.
+
+Binary operations run over the names of their *left* operand, so a correction over weights combines with a whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from kilter.core import Params
+
+BUFFER = "~"
+
+
+def weights(p: Mapping[str, Tensor]) -> Params:
+    """What is trained: everything but buffers."""
+    return {k: v for k, v in p.items() if not k.startswith(BUFFER)}
+
+
+def buffers(p: Mapping[str, Tensor]) -> Params:
+    """What layers keep for themselves: running means, variances, counters."""
+    return {k: v for k, v in p.items() if k.startswith(BUFFER)}
+
+
+def pick(p: Mapping[str, Tensor], names: Collection[str]) -> Params:
+    """The part of a model with these names; put together again with `|`."""
+    return {k: v for k, v in p.items() if k in names}
+
+
+def drop(p: Mapping[str, Tensor], names: Collection[str]) -> Params:
+    """The part of a model without these names."""
+    return {k: v for k, v in p.items() if k not in names}
+
+
+def apply(f: Callable[..., Tensor], a: Mapping[str, Tensor], *others: Mapping[str, Tensor]) -> Params:
+    """f name by name, over the names of the first."""
+    return {k: f(v, *(o[k] for o in others)) for k, v in a.items()}
+
+
+def zeros(p: Mapping[str, Tensor]) -> Params:
+    return apply(torch.zeros_like, p)
+
+
+def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
+    return apply(torch.add, a, b)
+
+
+def sub(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
+    return apply(torch.sub, a, b)
+
+
+def scale(p: Mapping[str, Tensor], s: float) -> Params:
+    """s p; counters stay."""
+    return apply(lambda v: v * s if v.is_floating_point() else v, p)
+
+
+def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+    """<a, b> over the names of a."""
+    return torch.stack([(v * b[k]).sum() for k, v in a.items()]).sum()
+
+
+def sq_norm(a: Mapping[str, Tensor]) -> Tensor:
+    """|a|^2"""
+    return dot(a, a)
+
+
+def move(x: Mapping[str, Tensor], to: Mapping[str, Tensor], rate: float) -> Params:
+    """x + rate (to - x) for weights; buffers go all the way, whatever the rate."""
+    return {k: v + rate * (to[k] - v) if not k.startswith(BUFFER) else to[k] for k, v in x.items()}
+
+
+def average(models: Iterable[tuple[Mapping[str, Tensor], float]]) -> Params:
+    """sum_k w_k p_k / sum_k w_k of (model, weight) pairs, one pass, memory of one model.
+
+    The running mean m += w/W (p - m): identical models come back bit for bit, and the result lies in their hull.
+    Counters (integer tensors) are the first's.
+
+    >>> average([({"w": torch.tensor([1.0])}, 1), ({"w": torch.tensor([3.0])}, 3)])
+    {'w': tensor([2.5000])}
+    """
+    mean: Params | None = None
+    total = 0.0
+    for model, weight in models:
+        if not weight >= 0:
+            raise ValueError(f"a weight of {weight} in an average")
+        total += weight
+        if mean is None:
+            mean = {k: v.clone() for k, v in model.items()}
+        elif weight > 0:
+            floats = [k for k, v in mean.items() if v.is_floating_point()]
+            torch._foreach_lerp_([mean[k] for k in floats], [model[k] for k in floats], weight / total)
+    if mean is None or total == 0:
+        raise ValueError("an average of nothing")
+    return mean
+
+
+def mean(models: Iterable[Mapping[str, Tensor]]) -> Params:
+    """The plain mean."""
+    return average((m, 1.0) for m in models)
+
+
+def count(p: Mapping[str, Tensor]) -> int:
+    """How many numbers."""
+    return sum(v.numel() for v in p.values())

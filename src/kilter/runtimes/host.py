@@ -1,0 +1,108 @@
+"""The nodes' side of every runtime: find a step by its name, run it at nodes, perform the fits they yield.
+
+Steps are found by name because code never travels: a worker, a cluster node and a hospital each have the method already.
+Besides the method's own steps there are three that belong to the framework: `evaluate`, and for peers `spread:train` and
+`gather:combine`, the two halves of `pool` where every node aggregates for itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from inspect import isgenerator
+from typing import Any
+
+from kilter import train
+from kilter.core import AtNodes, Fit, Method, Node, Post, Replies, Step, Tree
+from kilter.errors import Mistake
+from kilter.evaluation import examine
+
+POOL = "~pool"  # where a peer keeps its own state of `pool`
+
+
+@dataclass
+class Done:
+    """What came of a step at one node."""
+
+    reply: Tree = None
+    error: BaseException | None = None
+    fits: list[tuple[float, int]] = field(default_factory=list)  # (loss, steps)
+    seconds: float = 0.0  # of training
+    notes: list[str] = field(default_factory=list)
+
+
+def resolve(method: Method, name: str) -> Step:
+    """The step of this name: the method's own or the framework's."""
+    kind, _, inner = name.rpartition(":")
+    if name == "evaluate":
+        return lambda node, message: examine(
+            method, node, _own(node, message["state"]), message["full"], isinstance(message["state"], AtNodes)
+        )
+    found: Any = getattr(method, inner, None)
+    if not getattr(found, "is_step", False):
+        raise Mistake(f"The method '{type(method).__name__}' has no step '{name}'.")
+    if kind == "spread":
+        return lambda node, message: _spread(method, found, node, message)
+    if kind == "gather":
+        return lambda node, message: _gather(found, node, message)
+    return found
+
+
+def _own(node: Node, state: Tree) -> Tree:
+    return node.state[POOL] if isinstance(state, AtNodes) else state
+
+
+def _run(out: Any) -> Generator[Fit, Any, Any]:
+    """A step's outcome, whether it yields fits or returns at once."""
+    return (yield from out) if isgenerator(out) else out
+
+
+def _spread(method: Method, step: Step, node: Node, message: Tree) -> Generator[Fit, Any, Post]:
+    """Train from my own state and write the outcome to my neighbours and myself."""
+    state = node.state[POOL] = _own(node, message["state"])
+    if node.id not in message["to"]:
+        return Post()
+    if message["view"] is not None:
+        state = getattr(method, message["view"])(state, node.id)
+    reply = yield from _run(step(node, state))
+    return Post({peer: reply for peer in message["to"] if peer in node.peers or peer == node.id})
+
+
+def _gather(step: Any, node: Node, box: dict[str, Tree]) -> Generator[Fit, Any, None]:
+    """Combine what my neighbours and I wrote into my own next state."""
+    if box:
+        replies = Replies(box, of=len(node.peers) + 1)
+        node.state[POOL] = yield from _run(step(node, node.state[POOL], replies))
+
+
+def perform(step: Step, nodes: Sequence[Node], messages: Sequence[Tree]) -> list[Done]:
+    """Run a step at these nodes side by side; fits that are ready together are performed together."""
+    done = [Done() for _ in nodes]
+    waiting: dict[int, tuple[Generator[Fit, Any, Any], Fit]] = {}
+
+    def advance(k: int, work: Generator[Fit, Any, Any], answer: Any) -> None:
+        try:
+            waiting[k] = work, work.send(answer)
+        except StopIteration as end:
+            done[k].reply = end.value
+        except Exception as e:
+            done[k].error = e
+
+    for k, (node, message) in enumerate(zip(nodes, messages, strict=True)):
+        try:
+            advance(k, _run(step(node, message)), None)
+        except Exception as e:
+            done[k].error = e
+    while waiting:
+        ready, waiting = waiting, {}
+        began = time.perf_counter()
+        results = train.run([fit for _, fit in ready.values()])
+        seconds = (time.perf_counter() - began) / len(ready)
+        for (k, (work, _)), result in zip(ready.items(), results, strict=True):
+            done[k].fits.append((result.loss, result.steps))
+            done[k].seconds += seconds
+            advance(k, work, result.params)
+    for node, d in zip(nodes, done, strict=True):
+        d.notes = node.notes
+    return done

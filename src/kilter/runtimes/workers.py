@@ -1,0 +1,155 @@
+"""Persistent worker processes on this machine. Forked, so data and method are there without being sent.
+
+Orders and answers go through pipes in the wire format, as between sites. A worker that loses its parent ends.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+from kilter import wire
+from kilter.core import Post, Tree
+from kilter.errors import Mistake
+from kilter.runtimes.host import Done
+
+Run = Callable[..., dict[str, tuple[Done, dict[str, Tree] | None]]]
+
+
+class Workers:
+    """`run` has the signature of what each worker performs, and gives the same answers."""
+
+    def __init__(self, count: int, work: Run) -> None:
+        if not hasattr(os, "fork"):
+            raise Mistake("Several workers need an operating system that can fork: use --workers 1 here.")
+        context = multiprocessing.get_context("fork")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for _ in range(count):
+            mine, theirs = context.Pipe()
+            others = list(self._pipes)
+            process = context.Process(target=_serve, args=(theirs, [mine, *others], work), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(mine)
+            self._processes.append(process)
+
+    def run(
+        self, name: str, round: int, messages: Mapping[str, Tree], states: Mapping[str, dict[str, Tree]]
+    ) -> dict[str, tuple[Done, dict[str, Tree] | None]]:
+        """Perform a step at these nodes, chunk by chunk, wherever a worker is free."""
+        common = len({id(m) for m in messages.values()}) == 1
+        broadcast = wire.encode(next(iter(messages.values()))) if common else b""
+        told: set[int] = set()
+        chunks = [[i] for i in messages]
+        idle, busy = list(range(len(self._pipes))), 0
+        answers: dict[str, tuple[Done, dict[str, Tree] | None]] = {}
+        while chunks or busy:
+            while chunks and idle:
+                worker, chunk = idle.pop(0), chunks.pop(0)
+                order = {
+                    "step": name,
+                    "round": round,
+                    "nodes": chunk,
+                    "messages": None if common else {i: messages[i] for i in chunk},
+                    "states": {i: states[i] for i in chunk},
+                    "broadcast": common and worker not in told,
+                }
+                self._send(worker, wire.encode(order))
+                if order["broadcast"]:
+                    self._send(worker, broadcast)
+                    told.add(worker)
+                busy += 1
+            for pipe in wait(self._pipes):
+                worker = self._pipes.index(pipe)  # type: ignore[arg-type]
+                answers |= _read(self._receive(worker))
+                idle.append(worker)
+                busy -= 1
+        return answers
+
+    def _send(self, worker: int, data: bytes) -> None:
+        try:
+            self._pipes[worker].send_bytes(data)
+        except OSError:
+            raise self._died(worker) from None
+
+    def _receive(self, worker: int) -> bytes:
+        try:
+            return self._pipes[worker].recv_bytes()
+        except (EOFError, OSError):
+            raise self._died(worker) from None
+
+    def _died(self, worker: int) -> Mistake:
+        process = self._processes[worker]
+        process.join(5)
+        return Mistake(
+            f"A worker process died (exit code {process.exitcode}; -9 often means out of memory): "
+            "resume the run, with fewer workers."
+        )
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+
+
+def _serve(pipe: Connection, foreign: list[Connection], work: Run) -> None:
+    """A worker's life."""
+    for other in foreign:  # the parent's ends, inherited by the fork: with them open nobody would see the parent go
+        other.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    message: Tree = None
+    while True:
+        try:
+            order = wire.decode(pipe.recv_bytes())
+            if order["broadcast"]:
+                message = wire.decode(pipe.recv_bytes())
+        except (EOFError, OSError):
+            return
+        messages = order["messages"] or dict.fromkeys(order["nodes"], message)
+        try:
+            done = work(order["step"], order["round"], messages, order["states"])
+            answer = {i: _written(d, state) for i, (d, state) in done.items()}
+        except Exception as e:
+            answer = {i: _written(Done(error=e), None) for i in order["nodes"]}
+        pipe.send_bytes(wire.encode(answer))
+
+
+def _written(d: Done, state: dict[str, Tree] | None) -> dict[str, Any]:
+    error = None
+    if d.error is not None:
+        text = str(d.error) if isinstance(d.error, Mistake) else "".join(traceback.format_exception(d.error))
+        error = [isinstance(d.error, Mistake), text]
+    return {
+        "reply": dict(d.reply) if isinstance(d.reply, Post) else d.reply,
+        "post": isinstance(d.reply, Post),
+        "error": error,
+        "fits": d.fits,
+        "seconds": d.seconds,
+        "notes": d.notes,
+        "state": state,
+    }
+
+
+def _read(data: bytes) -> dict[str, tuple[Done, dict[str, Tree] | None]]:
+    answers = {}
+    for node, a in wire.decode(data).items():
+        error: Exception | None = None
+        if a["error"]:
+            ours, text = a["error"]
+            error = Mistake(text) if ours else RuntimeError(f"a step failed in a worker:\n{text}")
+        reply = Post(a["reply"]) if a["post"] else a["reply"]
+        fits = [(loss, steps) for loss, steps in a["fits"]]
+        answers[node] = Done(reply, error, fits, a["seconds"], a["notes"]), a["state"]
+    return answers

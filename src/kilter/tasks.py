@@ -1,0 +1,140 @@
+"""A Task: what is learned. Any nn.Module with a loss and metrics, as pure functions of a flat dict of parameters."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from kilter.chance import derive
+from kilter.core import Batch, Params, Rows
+from kilter.errors import Mistake
+from kilter.metrics import Metric, measure
+from kilter.params import BUFFER, count, weights
+
+EVAL_BATCH = 250  # rows in one evaluation batch
+
+
+def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(outputs, y, reduction="none")
+
+
+class Task:
+    """What is learned: a network, its loss, its metrics.
+
+    `module` is an nn.Module (its weights as they stand are the initial model) or a function that makes one (initialised anew
+    from each seed). `loss(outputs, y)` gives one loss a row; `metrics` maps names to `f(outputs, y) -> float` (default: the
+    classifier's metrics). `mean` and `std` standardise images by channel before the network sees them.
+
+    >>> task = Task(lambda: nn.Linear(2, 3))
+    >>> sorted(task.init(seed=0))
+    ['bias', 'weight']
+    """
+
+    def __init__(
+        self,
+        module: nn.Module | Callable[[], nn.Module],
+        loss: Callable[[Tensor, Tensor], Tensor] = _cross_entropy,
+        metrics: Mapping[str, Metric] | None = None,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
+    ) -> None:
+        self._make = module if not isinstance(module, nn.Module) else None
+        net = copy.deepcopy(module) if isinstance(module, nn.Module) else self._fresh(0)
+        self._train, self._eval = net.train(), copy.deepcopy(net).eval()
+        self._init: dict[int, Params] = {}  # the last seed's initial model
+        self.rows_loss = loss
+        self.metrics = metrics
+        self.names = {name: name for name, _ in net.named_parameters()}  # module's name -> our name
+        self.names |= {name: BUFFER + name for name, _ in net.named_buffers() if name in net.state_dict()}
+        shape = (1, -1, 1, 1)
+        self._shift = None if mean is None else torch.tensor(mean).reshape(shape)
+        self._spread = None if std is None else torch.tensor(std).reshape(shape)
+
+    def _fresh(self, seed: int) -> nn.Module:
+        assert self._make is not None
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(seed, "init"))
+            return self._make()
+
+    @property
+    def module(self) -> nn.Module:
+        """The network as a module, for its structure."""
+        return self._eval
+
+    def init(self, seed: int) -> Params:
+        """The initial model: the module's own weights, or fresh ones from this seed."""
+        if seed not in self._init:
+            net = self._train if self._make is None else self._fresh(seed)
+            self._init = {seed: {self.names[k]: v.detach() for k, v in net.state_dict().items() if k in self.names}}
+        return {k: v.clone() for k, v in self._init[seed].items()}
+
+    def load(self, params: Params) -> nn.Module:
+        """A module with these parameters, to save, export or use elsewhere."""
+        net = copy.deepcopy(self._eval)
+        net.load_state_dict({k: params[ours] for k, ours in self.names.items()}, strict=False)
+        return net
+
+    def named(self, *kinds: type[nn.Module]) -> frozenset[str]:
+        """Names of the parameters and buffers of these kinds of layers, e.g. `task.named(nn.BatchNorm2d)`."""
+        return frozenset(
+            self.names[f"{path}.{name}" if path else name]
+            for path, layer in self._eval.named_modules()
+            if isinstance(layer, kinds)
+            for name in layer.state_dict()
+        )
+
+    def part(self, prefix: str) -> frozenset[str]:
+        """Names under one submodule, e.g. `task.part("head")`."""
+        found = frozenset(ours for name, ours in self.names.items() if name.startswith(prefix + "."))
+        if not found:
+            raise Mistake(f"This method needs a network with a submodule '{prefix}': name one so in your module.")
+        return found
+
+    def outputs(self, params: Params, x: Tensor, training: bool = False) -> Tensor:
+        """What the network says of x. In training, BatchNorm updates the buffers in `params` in place."""
+        if self._shift is not None and self._spread is not None:
+            x = (x - self._shift) / self._spread
+        net = self._train if training else self._eval
+        out: Tensor = functional_call(net, {name: params[ours] for name, ours in self.names.items()}, (x,))
+        return out
+
+    def losses(self, params: Params, batch: Batch) -> Tensor:
+        """The training loss of each row."""
+        return self.rows_loss(self.outputs(params, batch["x"], training=True), batch["y"])
+
+    def loss(self, params: Params, batch: Batch) -> Tensor:
+        """The mean training loss; rows weigh `batch["weight"]` if that column is there (divided by the number of rows)."""
+        losses = self.losses(params, batch)
+        return (losses * batch["weight"]).mean() if "weight" in batch else losses.mean()
+
+    @torch.no_grad()
+    def predict(self, params: Params, x: Tensor) -> Tensor:
+        """Outputs in evaluation mode, in batches."""
+        return torch.cat([self.outputs(params, part) for part in x.split(EVAL_BATCH)])
+
+    def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
+        """The task's metrics of these outputs."""
+        return measure(outputs, y, self.metrics, lambda o, t: float(self.rows_loss(o, t).mean()))
+
+    def evaluate(self, params: Params, rows: Rows) -> dict[str, float]:
+        """The task's metrics of this model on these rows."""
+        return self.measure(self.predict(params, rows["x"]), rows["y"])
+
+    def size(self) -> int:
+        """How many weights are trained."""
+        return count(weights(self.init(0)))
+
+    def restore(self, path: str | Path) -> Params:
+        """A model saved by a run (`model.safetensors`): plain names, as `load` gives them."""
+        from safetensors.torch import load_file
+
+        found = load_file(path)
+        if missing := set(self.names) - set(found):
+            raise Mistake(f"'{path}' is not a model of this kind: it lacks {min(missing)}.")
+        return {ours: found[name] for name, ours in self.names.items()}

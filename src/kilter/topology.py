@@ -1,0 +1,137 @@
+"""Who may write to whom, and who aggregates: a parameter of a run, never a method's business.
+
+star                   the server aggregates
+rotating               one node aggregates, another each round
+full, ring, regular:4, random:0.3, small-world:4:0.1, edges:FILE
+                       peers: every node aggregates over itself and its neighbours in the graph
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import networkx as nx
+
+from kilter.chance import derive
+from kilter.errors import Mistake, unknown
+
+TRIES = 100  # random graphs are drawn again until connected
+
+
+@dataclass(frozen=True)
+class Topology:
+    """`kind` is star, rotating or peers; `neighbours` says whom each node may write to."""
+
+    spec: str
+    kind: str
+    neighbours: dict[str, tuple[str, ...]]
+
+    def aggregator(self, round: int, ids: Sequence[str]) -> str:
+        """Who takes its turn in this round (rotating)."""
+        return ids[max(round - 1, 0) % len(ids)]
+
+
+def _connected(draw: Callable[[int], nx.Graph], seed: int, what: str) -> nx.Graph:
+    for k in range(TRIES):
+        graph = draw(derive(seed, "graph", k) % 2**32)
+        if nx.is_connected(graph):
+            return graph
+    raise Mistake(f"No connected graph came of '{what}' in {TRIES} draws: use a denser one.")
+
+
+def _full(n: int, seed: int) -> nx.Graph:
+    """everyone writes to everyone"""
+    return nx.complete_graph(n)
+
+
+def _ring(n: int, seed: int) -> nx.Graph:
+    """two neighbours each"""
+    return nx.cycle_graph(n) if n > 2 else nx.path_graph(n)
+
+
+def _regular(n: int, seed: int, degree: int = 4) -> nx.Graph:
+    """a random graph in which everyone has `degree` neighbours"""
+    if not 0 < degree < n or n * degree % 2:
+        raise Mistake(
+            f"No graph of {n} nodes has {degree} neighbours each: the degree must be below {n} and their product even."
+        )
+    return _connected(lambda s: nx.random_regular_graph(degree, n, s), seed, f"regular:{degree}")
+
+
+def _random(n: int, seed: int, probability: float = 0.3) -> nx.Graph:
+    """Erdős–Rényi: every edge with this `probability`"""
+    return _connected(lambda s: nx.gnp_random_graph(n, probability, s), seed, f"random:{probability}")
+
+
+def _small_world(n: int, seed: int, degree: int = 4, rewire: float = 0.1) -> nx.Graph:
+    """Watts–Strogatz: a ring of `degree` neighbours, edges moved with probability `rewire`"""
+    if not 1 < degree < n:
+        raise Mistake(f"small-world needs 1 < degree < nodes, not {degree} of {n}.")
+    return _connected(lambda s: nx.watts_strogatz_graph(n, degree, rewire, s), seed, f"small-world:{degree}:{rewire}")
+
+
+GRAPHS: dict[str, Callable[..., nx.Graph]] = {
+    "full": _full,
+    "ring": _ring,
+    "regular": _regular,
+    "random": _random,
+    "small-world": _small_world,
+}
+TOPOLOGIES = {
+    "star": "the server aggregates",
+    "rotating": "one node aggregates, another each round",
+    **{name: f"peers: {draw.__doc__}" for name, draw in GRAPHS.items()},
+    "edges": "peers: a text file with one edge a line (edges:FILE)",
+}
+
+
+def _from_file(path: str, ids: Sequence[str]) -> nx.Graph:
+    """Two names (or positions) a line; # begins a comment."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        raise Mistake(
+            f"The edge list '{path}' cannot be read: {getattr(e, 'strerror', None) or 'not a text file'}."
+        ) from None
+    at = {name: k for k, name in enumerate(ids)}
+    graph = nx.empty_graph(len(ids))
+    for number, line in enumerate(lines, start=1):
+        words = line.split("#")[0].replace(",", " ").split()
+        if not words:
+            continue
+        ends = [at.get(w, int(w) if w.isdigit() and int(w) < len(ids) else None) for w in words]
+        if len(ends) != 2 or None in ends or ends[0] == ends[1]:
+            raise Mistake(
+                f"Line {number} of '{path}' is not an edge between two of the {len(ids)} nodes: '{line.strip()}'."
+            )
+        graph.add_edge(*ends)
+    if not nx.is_connected(graph):
+        raise Mistake(f"The graph in '{path}' is not connected: some nodes could never hear of the others.")
+    return graph
+
+
+def topology(spec: str, ids: Sequence[str], seed: int) -> Topology:
+    """A topology by its name and parameters, over these nodes.
+
+    >>> topology("ring", ["a", "b", "c", "d"], 0).neighbours["a"]
+    ('b', 'd')
+    """
+    name, *words = spec.split(":")
+    if name in ("star", "rotating"):
+        if words:
+            raise Mistake(f"The topology '{name}' takes no parameters, but '{spec}' gives some.")
+        return Topology(spec, name, dict.fromkeys(ids, ()))
+    if len(ids) < 2:
+        raise Mistake(f"The topology '{spec}' needs at least two nodes.")
+    if name == "edges":
+        graph = _from_file(spec.partition(":")[2], ids)
+    elif name in GRAPHS:
+        try:
+            graph = GRAPHS[name](len(ids), seed, *(float(w) if "." in w else int(w) for w in words))
+        except (TypeError, ValueError, nx.NetworkXError):
+            raise Mistake(f"The topology '{spec}' has parameters that do not fit: {TOPOLOGIES[name]}.") from None
+    else:
+        raise unknown("topology", name, TOPOLOGIES)
+    return Topology(spec, "peers", {ids[k]: tuple(ids[j] for j in sorted(graph[k])) for k in range(len(ids))})

@@ -1,0 +1,182 @@
+"""How a tree travels and is kept: an ordinary safetensors file. Arrays and plain values, never pickles.
+
+A letter is 8 bytes of header length (little-endian), a JSON header, and the arrays end to end (the safetensors format). The
+header's `__metadata__["tree"]` is JSON that says how the arrays and plain values nest:
+
+    tensor  {"t": name}     tuple  {"u": [...]}     list  [...]     dict  {"d": {...}}     bytes  {"b": base64}
+    AtNodes {"at": "nodes"} None, bool, int, float, str as themselves
+
+Decoding gives safetensors' own parser the bytes, so bad offsets, sizes and dtypes are refused there.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import safetensors
+import torch
+from torch import Tensor
+
+from kilter.core import AtNodes, Tree
+from kilter.errors import Mistake
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+TORCH = {name: dtype for dtype, name in DTYPES.items()}
+DEPTH = 32  # how deep a tree may nest
+
+
+class Malformed(Mistake):
+    """A letter that is not one of ours."""
+
+
+def _pack(tree: Tree, path: str, arrays: dict[str, Tensor]) -> Any:
+    if isinstance(tree, Tensor):
+        if tree.dtype not in DTYPES:
+            raise TypeError(f"a {tree.dtype} tensor cannot be sent")
+        arrays[path] = tree
+        return {"t": path}
+    if tree is None or isinstance(tree, bool | int | str):
+        return tree
+    if isinstance(tree, float):
+        return tree if math.isfinite(tree) else {"f": repr(tree)}
+    if isinstance(tree, tuple):
+        return {"u": [_pack(v, f"{path}/{i}", arrays) for i, v in enumerate(tree)]}
+    if isinstance(tree, list):
+        return [_pack(v, f"{path}/{i}", arrays) for i, v in enumerate(tree)]
+    if isinstance(tree, Mapping):
+        if not all(isinstance(k, str) for k in tree):
+            raise TypeError("keys of what is sent or kept must be strings")
+        return {"d": {k: _pack(v, f"{path}/{k.replace('/', '//')}", arrays) for k, v in tree.items()}}
+    if isinstance(tree, bytes):
+        return {"b": base64.b64encode(tree).decode()}
+    if isinstance(tree, AtNodes):
+        return {"at": "nodes"}
+    raise TypeError(
+        f"a {type(tree).__name__} cannot be sent or kept: only tensors, plain values, dicts, lists and tuples"
+    )
+
+
+def _unpack(spec: Any, arrays: Mapping[str, Tensor], depth: int = 0) -> Tree:
+    if depth > DEPTH:
+        raise Malformed("a letter nests too deeply")
+    if isinstance(spec, list):
+        return [_unpack(v, arrays, depth + 1) for v in spec]
+    if not isinstance(spec, dict):
+        return spec
+    (tag, value), *more = spec.items() if spec else (("", None),)
+    if not more:
+        if tag == "t" and isinstance(value, str) and value in arrays:
+            return arrays[value]
+        if tag == "u" and isinstance(value, list):
+            return tuple(_unpack(v, arrays, depth + 1) for v in value)
+        if tag == "d" and isinstance(value, dict):
+            return {k: _unpack(v, arrays, depth + 1) for k, v in value.items()}
+        if tag == "f" and value in ("nan", "inf", "-inf"):
+            return float(value)
+        if tag == "b" and isinstance(value, str):
+            return base64.b64decode(value, validate=True)
+        if tag == "at" and value == "nodes":
+            return AtNodes()
+    raise Malformed("a letter's structure is not ours")
+
+
+def _header(tree: Tree) -> tuple[bytes, list[Tensor]]:
+    arrays: dict[str, Tensor] = {}
+    spec = _pack(tree, "", arrays)
+    # Larger items first, as safetensors wants it: every array then starts aligned.
+    order = sorted(arrays, key=lambda name: -arrays[name].element_size())
+    header: dict[str, Any] = {"__metadata__": {"tree": json.dumps(spec, separators=(",", ":"))}}
+    at = 0
+    for name in order:
+        array = arrays[name]
+        end = at + array.numel() * array.element_size()
+        header[name] = {"dtype": DTYPES[array.dtype], "shape": list(array.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return text + b" " * (-len(text) % 8), [arrays[name] for name in order]
+
+
+def size(tree: Tree) -> int:
+    """How many bytes `encode` would make, without making them; nothing to say (None) costs nothing."""
+    if tree is None:
+        return 0
+    header, arrays = _header(tree)
+    return 8 + len(header) + sum(a.numel() * a.element_size() for a in arrays)
+
+
+def encode(tree: Tree) -> bytes:
+    """A tree as bytes."""
+    header, arrays = _header(tree)
+    parts: list[bytes | memoryview] = [len(header).to_bytes(8, "little"), header]
+    for array in arrays:
+        if array.numel():
+            # reshape before view: a 0-dimensional tensor cannot be viewed as bytes
+            parts.append(array.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return b"".join(parts)
+
+
+def decode(data: bytes) -> Tree:
+    """The tree behind these bytes; `Malformed` if they are not a letter."""
+    try:
+        found = safetensors.deserialize(bytes(data))
+        length = int.from_bytes(data[:8], "little")
+        spec = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["tree"])
+        arrays = {name: _array(info) for name, info in found}
+        return _unpack(spec, arrays)
+    except Malformed:
+        raise
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as e:
+        raise Malformed(f"a letter cannot be read ({type(e).__name__})") from None
+
+
+def _array(info: Mapping[str, Any]) -> Tensor:
+    dtype = TORCH[info["dtype"]]
+    if not len(info["data"]):
+        return torch.empty(info["shape"], dtype=dtype)
+    return torch.frombuffer(bytearray(info["data"]), dtype=dtype).reshape(info["shape"])
+
+
+def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
+    """(path, leaf) of every tensor and plain value."""
+    if isinstance(tree, Mapping):
+        for k, v in tree.items():
+            yield from leaves(v, f"{path}.{k}" if path else str(k))
+    elif isinstance(tree, list | tuple):
+        for i, v in enumerate(tree):
+            yield from leaves(v, f"{path}.{i}" if path else str(i))
+    else:
+        yield path, tree
+
+
+def signature(tree: Tree) -> tuple[Any, ...]:
+    """Shape of a tree: paths, dtypes and shapes; plain values by their type."""
+    return tuple(
+        (path, str(leaf.dtype), tuple(leaf.shape)) if isinstance(leaf, Tensor) else (path, type(leaf).__name__)
+        for path, leaf in leaves(tree)
+    )
+
+
+def not_finite(tree: Tree) -> str | None:
+    """The path of the first NaN or infinity, if there is one."""
+    for path, leaf in leaves(tree):
+        if isinstance(leaf, Tensor):
+            if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+                return path or "its value"
+        elif isinstance(leaf, float) and not math.isfinite(leaf):
+            return path or "its value"
+    return None
