@@ -86,9 +86,9 @@ class Adam(Plan):
     """Adam (Kingma, Ba), for density models and generators."""
 
     lr: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
+    beta1: float = 0.9  # Adam's memory of gradients
+    beta2: float = 0.999  # Adam's memory of their squares
+    eps: float = 1e-8  # Adam's guard against division by zero
 
     def begin(self, weights: Sequence[Tensor]) -> list[list[Tensor]]:
         return [[torch.zeros_like(w) for w in weights] for _ in range(2)]

@@ -44,7 +44,9 @@ class Malformed(Mistake):
     """A letter that is not one of ours."""
 
 
-def _pack(tree: Tree, path: str, arrays: dict[str, Tensor]) -> Any:
+def _pack(tree: Tree, path: str, arrays: dict[str, Tensor], depth: int = 0) -> Any:
+    if depth > DEPTH:
+        raise TypeError(f"a tree of more than {DEPTH} levels cannot be sent or kept")
     if isinstance(tree, Tensor):
         if tree.dtype not in DTYPES:
             raise TypeError(f"a {tree.dtype} tensor cannot be sent")
@@ -55,13 +57,13 @@ def _pack(tree: Tree, path: str, arrays: dict[str, Tensor]) -> Any:
     if isinstance(tree, float):
         return tree if math.isfinite(tree) else {"f": repr(tree)}
     if isinstance(tree, tuple):
-        return {"u": [_pack(v, f"{path}/{i}", arrays) for i, v in enumerate(tree)]}
+        return {"u": [_pack(v, f"{path}/{i}", arrays, depth + 1) for i, v in enumerate(tree)]}
     if isinstance(tree, list):
-        return [_pack(v, f"{path}/{i}", arrays) for i, v in enumerate(tree)]
+        return [_pack(v, f"{path}/{i}", arrays, depth + 1) for i, v in enumerate(tree)]
     if isinstance(tree, Mapping):
         if not all(isinstance(k, str) for k in tree):
             raise TypeError("keys of what is sent or kept must be strings")
-        return {"d": {k: _pack(v, f"{path}/{k.replace('/', '//')}", arrays) for k, v in tree.items()}}
+        return {"d": {k: _pack(v, f"{path}/{_escaped(k)}", arrays, depth + 1) for k, v in tree.items()}}
     if isinstance(tree, bytes):
         return {"b": base64.b64encode(tree).decode()}
     if isinstance(tree, AtNodes):
@@ -69,6 +71,11 @@ def _pack(tree: Tree, path: str, arrays: dict[str, Tensor]) -> Any:
     raise TypeError(
         f"a {type(tree).__name__} cannot be sent or kept: only tensors, plain values, dicts, lists and tuples"
     )
+
+
+def _escaped(key: str) -> str:
+    """A key without slashes, so that no two places in a tree give one name."""
+    return key.replace("%", "%25").replace("/", "%2F")
 
 
 def _unpack(spec: Any, arrays: Mapping[str, Tensor], depth: int = 0) -> Tree:

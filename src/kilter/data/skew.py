@@ -49,7 +49,7 @@ class Skew:
 
     def lines(self) -> list[tuple[str, str]]:
         """Name and value of each overall measure, for people."""
-        rows = [
+        return [
             ("label KL to the pool, mean (weighted)", f"{self.kl:.3f} ({self.kl_weighted:.3f})"),
             ("label JS to the pool, mean (weighted)", f"{self.js:.3f} ({self.js_weighted:.3f})"),
             ("classes a client", f"{self.classes:.1f}"),
@@ -57,7 +57,6 @@ class Skew:
             ("amounts: Gini, coefficient of variation", f"{self.gini:.3f}, {self.variation:.3f}"),
             ("features within a class, in standard deviations", "-" if self.feature is None else f"{self.feature:.3f}"),
         ]
-        return rows
 
 
 def entropy(p: ArrayLike) -> float:
@@ -105,8 +104,8 @@ def variation(sizes: ArrayLike) -> float:
 def feature_skew(x: Tensor, y: Tensor, clients: list[Tensor]) -> float | None:
     """Root mean square distance of client means from the pooled mean within a class, in pooled standard deviations.
 
-    F^2 = sum_{k,c} n_kc [ mean_j (m_kcj - m_cj)^2 / s_cj^2 - (1 / n_kc - 1 / n_c) ] / sum_{k,c} n_kc, no less than 0, with
-    m, s^2 (unbiased) the means and variances of feature j in class c; j over features that vary. Working within a class
+    F^2 = sum_{k,c} n_kc [ mean_j (m_kcj - m_cj)^2 / s_cj^2 - (1 / n_kc - 1 / n_c) ] / sum_{k,c} n_kc, at least 0,
+    with m, s^2 (unbiased) the means and variances of feature j in class c; j over features that vary. Working within a class
     keeps label skew out; the subtracted term is what chance alone gives IID clients. Classes at one client only cannot
     be told from label skew and are left out: None where that leaves nothing.
     """

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from dataclasses import fields
 from functools import cache
 from importlib.metadata import entry_points
 
 from kilter.core import Method
 from kilter.errors import Mistake, unknown
-from kilter.plugin import load_object
+from kilter.plugin import is_file_spec, load_object
 
 
 @cache
@@ -31,7 +30,7 @@ def methods() -> dict[str, type[Method]]:
 
 def find(name: str) -> type[Method]:
     """A method by its name, or from a user's file: `my_method.py:MyMethod`."""
-    if ":" in name:
+    if is_file_spec(name):
         made = load_object(name)
         if not (isinstance(made, type) and issubclass(made, Method)):
             raise Mistake(f"'{name}' is not a method: it must be a class derived from kilter.Method.")
@@ -39,9 +38,3 @@ def find(name: str) -> type[Method]:
     if name not in methods():
         raise unknown("method", name, methods())
     return methods()[name]
-
-
-def settings(method: type[Method]) -> dict[str, type]:
-    """A method's own hyper-parameters and their types, without what every method has."""
-    common = {f.name for f in fields(Method)}
-    return {f.name: f.type for f in fields(method) if f.name not in common}  # type: ignore[misc]

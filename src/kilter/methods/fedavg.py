@@ -1,4 +1,4 @@
-"""FedAvg. McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks (AISTATS 2017), Alg. 1."""
+"""FedAvg. McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning (AISTATS 2017), Alg. 1."""
 
 from collections.abc import Generator
 from dataclasses import dataclass

@@ -23,8 +23,9 @@ SHADES = " ░▒▓█"
 def table(split: Split) -> Table:
     """Clients by classes with shaded counts, then the measures of skew."""
     skew, cells = measure(split), counts(split)
-    whole = Table.grid(padding=(0, 0, 1, 0))
+    whole = Table.grid()
     whole.add_row(clients_table(split, skew, cells))
+    whole.add_row("")
     sums = Table(title="Skew", title_justify="left", box=None, show_header=False, pad_edge=False)
     for name, value in skew.lines():
         sums.add_row(name, value)
@@ -79,17 +80,19 @@ def draw(split: Split, path: Path | str) -> None:
     clients, classes = cells.shape
     numbered = clients <= 25 and classes <= 20
     cell = (0.62, 0.30) if numbered else (max(0.16, min(0.5, 8 / classes)), max(0.12, min(0.30, 9 / clients)))  # inches
-    longest = max(map(len, names))
-    turned = longest * 0.085 > cell[0] * 0.95
-    left, right, top = 0.45 + 0.075 * max(map(len, ids)), 2.3, 0.62
-    bottom = 0.55 + (0.075 * longest if turned else 0.1)
     wide, high = max(3.0, cell[0] * classes), max(1.6, cell[1] * clients)
+    names = tuple(name if len(name) <= 20 else name[:19] + "…" for name in names)
+    longest = max(map(len, names))
+    turned = longest * 0.085 > wide / classes * 0.95
+    left, right, top = 0.45 + 0.075 * max(map(len, ids)), 2.2, 0.75
+    bottom = 0.45 + (0.07 * longest if turned else 0.1)
     width, height = left + wide + right, bottom + high + top
 
     figure = Figure(figsize=(width, height), dpi=150)
     FigureCanvasAgg(figure)
     axes = figure.add_axes((left / width, bottom / height, wide / width, high / height))
-    norm = PowerNorm(0.5, vmin=0, vmax=max(1, int(cells.max())))
+    most = max(1, int(cells.max()))
+    norm = PowerNorm(0.5, vmin=0, vmax=most)
     image = axes.imshow(cells, aspect="auto", cmap="Blues", norm=norm, interpolation="nearest")
     small = 8 if cell[1] >= 0.18 else 5.5
     every = max(1, int(np.ceil(0.085 / cell[1])))
@@ -106,7 +109,7 @@ def draw(split: Split, path: Path | str) -> None:
     if numbered:
         for (k, c), value in np.ndenumerate(cells):
             if value:
-                ink = "white" if norm(value) > 0.55 else "#08306b"
+                ink = "white" if value > 0.3 * most else "#08306b"
                 axes.text(c, k, f"{value}", ha="center", va="center", fontsize=7, color=ink)
     figure.text(0.12 / width, 1 - 0.12 / height, heading(split), fontsize=11, va="top", weight="bold")
 
@@ -120,7 +123,8 @@ def draw(split: Split, path: Path | str) -> None:
     for side in ("top", "right", "left"):
         totals.spines[side].set_visible(False)
 
-    scale = figure.add_axes(((left + wide + 1.5) / width, bottom / height, 0.12 / width, min(high, 2.2) / height))
+    tall = min(high, 2.2)
+    scale = figure.add_axes(((left + wide + 1.5) / width, 1 - (top + tall) / height, 0.12 / width, tall / height))
     figure.colorbar(image, cax=scale)
     scale.tick_params(labelsize=7)
     scale.set_title("rows of\na class", fontsize=7, pad=5)

@@ -1,0 +1,198 @@
+"""An experiment file: everything that decides a run's numbers, from a TOML file, the command line or Python."""
+
+from __future__ import annotations
+
+import platform
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tomli_w
+import torch
+
+from kilter import data as kdata
+from kilter.chance import numpy_generator
+from kilter.core import Method
+from kilter.data import Dataset, Split
+from kilter.errors import Mistake, unknown
+from kilter.fields import fill, own_fields
+from kilter.methods import find
+from kilter.models import build as build_model
+from kilter.models import load_weights
+from kilter.runtimes.simulation import Missing, Simulation
+from kilter.tasks import Task
+from kilter.topology import topology
+from kilter.train import SGD, Adam, Plan
+
+PLANS: dict[str, type[Plan]] = {"sgd": SGD, "adam": Adam}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One run, up to where it happens."""
+
+    method: str = "fedavg"  # a name of `kilter methods`, or my_method.py:MyMethod
+    settings: dict[str, Any] = field(
+        default_factory=dict
+    )  # the method's own fields (on the command line: --set mu=0.1)
+    data: str = "digits"  # a name of `kilter datasets`, or a file or folder of your own
+    rows: int = 0  # use only this many training rows, the same for every seed; 0: all
+    partition: str = "dirichlet:0.5"  # a rule of `kilter partitions`
+    clients: int = 10  # how many; 0 with natural partitions: all there are
+    valid: float = 0.1  # share of a client's rows for validation
+    test: float = 0.15  # share of a client's rows for its own test
+    public: int = 0  # rows of each class that the aggregator holds
+    model: str = "cnn"  # a name of `kilter models`, or my_model.py:Net
+    weights: str = ""  # pre-trained weights: a .safetensors or .pt file
+    optimiser: Literal["sgd", "adam"] = "sgd"  # how a client trains
+    local: dict[str, Any] = field(default_factory=dict)  # the optimiser's fields (on the command line: --lr 0.01 ...)
+    rounds: int = 20  # how many
+    cohort: float = 1.0  # share of the clients in each round
+    topology: str = "star"  # star, rotating, full, ring, regular:4, random:0.3, small-world:4:0.1, edges:FILE
+    missing: float = 0.0  # probability that a client does not answer a call (simulated)
+    seed: int = 0  # of everything that is drawn
+    evaluate_every: int = 1  # rounds between evaluations; the last round is always evaluated
+    patience: int = 0  # stop after this many evaluations without a better validation score; 0: never
+
+    # Reading and writing -------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> Experiment:
+        """From plain values, each checked."""
+        values = {k: v for k, v in values.items() if k != "versions"}
+        nested: dict[str, Any] = {k: values.pop(k) for k in ("settings", "local") if k in values}
+        for name, part in nested.items():
+            if not isinstance(part, Mapping):
+                raise Mistake(f"{name} of the experiment is a table of fields, not {part!r}.")
+        plain = fill(
+            Experiment,
+            values,
+            "experiment",
+            [f.name for f in fields(Experiment) if f.name not in ("settings", "local")],
+        )
+        plain |= {k: dict(v) for k, v in nested.items()}
+        return Experiment(**plain).checked()
+
+    @staticmethod
+    def read(path: str | Path) -> Experiment:
+        """From a TOML file."""
+        return Experiment.of(read_toml(Path(path)))
+
+    def checked(self) -> Experiment:
+        """Names and numbers that cannot work are refused before anything is loaded; paths become absolute."""
+        for name, least in (
+            ("clients", 0),
+            ("rounds", 1),
+            ("rows", 0),
+            ("public", 0),
+            ("evaluate_every", 1),
+            ("patience", 0),
+            ("seed", 0),
+        ):
+            if getattr(self, name) < least:
+                raise Mistake(f"{name} must be at least {least}, not {getattr(self, name)}.")
+        if not 0 < self.cohort <= 1:
+            raise Mistake(f"The cohort is a share of the clients, above 0 and at most 1, not {self.cohort:g}.")
+        if not 0 <= self.missing < 1:
+            raise Mistake(f"missing is a probability below 1, not {self.missing:g}.")
+        settings, plan = self._settings()
+        for name, number in asdict(plan).items():
+            if not 0 <= number < float("inf") or (name in ("lr", "epochs") and number == 0):
+                raise Mistake(
+                    f"{name} must be {'positive' if name in ('lr', 'epochs') else 'at least 0'}, not {number}."
+                )
+        if self.clients and not self.topology.startswith("edges:"):
+            topology(self.topology, [str(k) for k in range(self.clients)], self.seed)
+        given: dict[str, str] = {k: getattr(self, k) for k in ("data", "weights")}
+        paths: dict[str, Any] = {
+            k: str(Path(v).absolute()) for k, v in given.items() if v and v not in kdata.DATASETS and Path(v).exists()
+        }
+        local = {f.name: getattr(plan, f.name) for f in fields(plan)}
+        return replace(self, settings=settings, local=local, **paths)
+
+    def _settings(self) -> tuple[dict[str, Any], Plan]:
+        """The method's settings and the plan; a setting that names a field of the plan changes the plan."""
+        kind, planned = find(self.method), PLANS[self.optimiser]
+        own, plan_names = own_fields(kind, Method), {f.name for f in fields(planned)}
+        for name in self.settings:
+            if name not in own and name not in plan_names:
+                if not own:
+                    raise Mistake(f"The method {self.method} has no settings of its own, but '{name}' was given.")
+                raise unknown(f"setting of {self.method}", name, own)
+        mine = {k: v for k, v in self.settings.items() if k in own}
+        theirs = {k: v for k, v in self.settings.items() if k not in own}
+        plan = planned(**fill(planned, {**self.local, **theirs}, f"{self.optimiser} optimiser"))
+        return fill(kind, mine, f"method {self.method}", own), plan
+
+    def write(self) -> str:
+        """As the TOML file that repeats it."""
+        return tomli_w.dumps({**asdict(self), "versions": versions()})
+
+    # Building ------------------------------------------------------------------------------------------------------
+
+    def dataset(self) -> Dataset:
+        found = kdata.load(self.data)
+        if not self.rows:
+            return found
+        if self.rows > len(found.train):
+            raise Mistake(
+                f"rows={self.rows} of '{self.data}' were asked for, but it has {len(found.train)} training rows."
+            )
+        chosen = numpy_generator("rows", self.rows).permutation(found.train.numpy())[: self.rows]
+        return replace(found, train=torch.from_numpy(np.sort(chosen)))
+
+    def split(self) -> Split:
+        return kdata.split(
+            self.dataset(),
+            self.partition,
+            self.clients,
+            self.seed,
+            valid=self.valid,
+            test=self.test,
+            public_per_class=self.public,
+        )
+
+    def build(self, workers: int = 1) -> tuple[Method, Simulation]:
+        """The method and a simulated federation for it."""
+        split = self.split()
+        dataset = split.dataset
+        shape, classes = tuple(dataset.x.shape[1:]), len(dataset.classes)
+
+        def make() -> torch.nn.Module:
+            net = build_model(self.model, shape, classes)
+            return load_weights(net, self.weights) if self.weights else net
+
+        task = Task(make, mean=dataset.mean, std=dataset.std)
+        settings, plan = self._settings()
+        method = find(self.method)(task=task, local=plan, cohort=self.cohort, **settings)
+        fed = Simulation(
+            split.clients,
+            bench=split.test,
+            public=split.public,
+            topology=self.topology,
+            seed=self.seed,
+            workers=workers,
+            faults=Missing(self.missing) if self.missing else None,
+        )
+        return method, fed
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file, or a Mistake that says what is wrong with it."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as e:
+        raise Mistake(f"'{path}' cannot be read: {e.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise Mistake(f"'{path}' is not a TOML file: {e}.") from None
+
+
+def versions() -> dict[str, str]:
+    """What a run was made with."""
+    return {"python": platform.python_version()} | {
+        name: version(name) for name in ("kilter", "torch", "numpy", "scikit-learn")
+    }

@@ -1,0 +1,46 @@
+"""A finished run in the terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from kilter.errors import Mistake
+from kilter.report.progress import percent, size
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """A run's summary.json, or a Mistake."""
+    try:
+        found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    except (OSError, ValueError):
+        raise Mistake(f"'{folder}' holds no finished run: its summary.json is missing or damaged.") from None
+    return found
+
+
+def result_table(folder: Path) -> Table:
+    """What came out, last and best round by their names."""
+    s = read_summary(folder)
+    table = Table(
+        title=f"{s['method']}, {s['rounds']} rounds, seed {s['seed']}",
+        title_justify="left",
+        box=None,
+        header_style="bold",
+    )
+    for heading in ("", "round", "global", "clients: mean", "std", "min", "max", "worst tenth"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name, part in (("last round", s["last"]), ("best on validation", s["best"])):
+        if "round" in part:
+            c = part["client_accuracy"] or {}
+            spread = [percent(c.get(k)) for k in ("mean", "std", "min", "max", "worst_decile")]
+            table.add_row(name, str(part["round"]), percent(part["global_accuracy"]), *spread)
+    table.caption = (
+        f"global: {s['global_is']} on the common test set; clients: {s['client_is']}.\n"
+        f"Traffic {size(s['bytes_up'])} up, {size(s['bytes_down'])} down; {s['seconds']:.1f} s"
+        + (f"; {s['failures']} failed calls (see rounds.jsonl)" if s["failures"] else "")
+    )
+    table.caption_justify = "left"
+    return table
