@@ -178,6 +178,8 @@ def run(
     experiment = assemble(file, settings, given)
     kind = Path(experiment.method.split(":")[0]).stem
     folder = Path(out or f"runs/{kind}-{Path(experiment.data).stem}-{experiment.seed}")
+    if (folder / "summary.json").exists():
+        raise Mistake(f"'{folder}' already holds a finished run: choose another --out.")
     if (folder / "experiment.toml").exists():
         raise Mistake(
             f"'{folder}' already holds a run: continue it with `kilter resume {folder}`, or choose another --out."

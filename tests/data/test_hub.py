@@ -86,6 +86,7 @@ def test_colour(hub):
     data = load("tiny-imagenet")
     assert tuple(data.x.shape) == (6, 3, 4, 5)
     assert len(data.mean) == 3
+    assert data.classes == ("egg",)
 
 
 def test_writers_are_kept_and_divided(hub):
@@ -130,7 +131,7 @@ def test_folder_before_cache_before_hub(hub, monkeypatch, tmp_path):
     assert load("mnist").x.max() == 1
     assert hub.asked == []
     monkeypatch.setenv("KILTER_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(Mistake, match="KILTER_DATA names .* not a folder"):
+    with pytest.raises(Mistake, match=r"KILTER_DATA names .* not a folder"):
         load("mnist")
 
 

@@ -55,11 +55,9 @@ def read_folder(folder: Path) -> Arrays:
 def read_npz(path: Path, keys: Iterable[str] | None = None) -> Arrays:
     """Every array (or those of `keys` that are there) of a .npz file."""
     try:
+        if not zipfile.is_zipfile(path):
+            raise zipfile.BadZipFile("it is not an archive of arrays")
         with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise Mistake(
-                    f"'{path}' is a single array, not a .npz file: save it with np.savez(path, x=..., y=...)."
-                )
             wanted = file.files if keys is None else [key for key in keys if key in file.files]
             return {key: file[key] for key in wanted}
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
@@ -68,7 +66,9 @@ def read_npz(path: Path, keys: Iterable[str] | None = None) -> Arrays:
                 f"'{path}' holds pickled objects, which could run code and are never read: "
                 "save plain arrays of numbers or text (no dtype=object)."
             ) from None
-        raise Mistake(f"'{path}' cannot be read, it is damaged or not a .npz file ({error}): save it again.") from None
+        raise Mistake(
+            f"'{path}' cannot be read, it is damaged or not a .npz file ({error}): save it again with np.savez."
+        ) from None
 
 
 def write_npz(path: Path, arrays: Arrays) -> None:

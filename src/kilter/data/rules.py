@@ -56,7 +56,7 @@ def partition(name: str, **traits: Any) -> Callable[[F], F]:
         @wraps(function)
         def divide(ids: NDArray[np.int64], clients: int, rng: Rng, *args: Any, **kwargs: Any) -> Parts:
             ids = np.asarray(ids)
-            if clients < 1 and by == "labels":
+            if clients < 0 or (clients == 0 and by == "labels"):
                 raise Mistake(f"A split needs at least 1 client, not {clients}.")
             if clients > len(ids):
                 raise Mistake(f"{clients} clients cannot share {len(ids)} rows: ask for at most {len(ids)} clients.")

@@ -100,7 +100,7 @@ def split(
     rows, public, public_test = set_aside(dataset, rule, seed, public_per_class)
     groups = y if dataset.groups is None else dataset.groups.numpy()
     ids = groups[rows] if rule.by == "groups" else y[rows]
-    parts = rule.divide(ids, clients, numpy_generator(seed, "partition", partition), **arguments)
+    parts = rule.divide(ids, clients, numpy_generator(seed, "partition", rule.name), **arguments)
     parts = [rows[part] for part in parts]
     empty = sum(len(part) == 0 for part in parts)
     if empty:

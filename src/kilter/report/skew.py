@@ -37,25 +37,34 @@ def clients_table(split: Split, skew: Skew, cells: np.ndarray[tuple[int, int], n
     """One row a client."""
     top = max(1, int(cells.max()))
     names = split.dataset.classes
-    out = Table(title=heading(split), title_justify="left", box=None, pad_edge=False)
+    out = Table(title=heading(split), title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     out.add_column("client", no_wrap=True)
     if len(names) <= WIDE:
         for name in names:
             out.add_column(name[:8], justify="right", no_wrap=True)
     else:
         out.add_column(f"{len(names)} classes, {names[0]} to {names[-1]}", no_wrap=True)
-    for name in ("rows", "classes", "entropy", "KL", "JS"):
+    for name in ("rows", "classes", "KL", "JS"):
         out.add_column(name, justify="right", no_wrap=True)
     for client, row in zip(skew.clients, cells, strict=True):
         strength = np.sqrt(row / top)
         if len(names) <= WIDE:
-            shown = [Text(str(v) if v else "·", style=shade(float(s))) for v, s in zip(row, strength, strict=True)]
+            shown = [Text(short(int(v)) if v else "·", style=shade(float(s))) for v, s in zip(row, strength, strict=True)]
         else:
             levels = np.ceil(strength * (len(SHADES) - 1)).astype(int)
             shown = [Text("".join(SHADES[level] for level in levels))]
-        numbers = (f"{client.entropy:.2f}", f"{client.kl:.3f}", f"{client.js:.3f}")
-        out.add_row(client.id, *shown, f"{client.n:,}", str(client.classes), *numbers)
+        numbers = (str(client.classes), f"{client.kl:.2f}", f"{client.js:.2f}")
+        out.add_row(client.id, *shown, short(client.n), *numbers)
     return out
+
+
+def short(n: int) -> str:
+    """A count in at most four characters, so that ten classes fit a terminal of eighty.
+
+    >>> short(999), short(5197), short(12345)
+    ('999', '5.2k', '12k')
+    """
+    return str(n) if n < 1000 else f"{n / 1000:.1f}k" if n < 9950 else f"{n / 1000:.0f}k"
 
 
 def shade(strength: float) -> str:
