@@ -15,9 +15,12 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from weakref import ReferenceType, ref
 
 from kilter import wire
 from kilter.core import Tree
@@ -36,7 +39,8 @@ def write(path: Path, data: bytes | str) -> None:
             os.fsync(f.fileno())
         os.replace(new, path)
     except OSError as e:
-        new.unlink(missing_ok=True)
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
         raise cannot_write(path, e) from None
 
 
@@ -66,6 +70,7 @@ class Store:
                 f"Another process is working in '{self.folder}': wait for it, or choose another folder."
             ) from None
         self._versions: dict[str, int] = {}
+        os.register_at_fork(after_in_child=partial(_close, ref(self)))  # a worker may outlive us, and must not hold it
 
     def close(self) -> None:
         self._lock.close()
@@ -118,7 +123,7 @@ class Store:
             self._versions = saved["nodes"]
             states = {name: wire.decode(self._node(name, v).read_bytes()) for name, v in self._versions.items()}
             found = saved["round"], saved["progress"], states
-        except (wire.Malformed, OSError, KeyError, TypeError):
+        except (wire.Malformed, OSError, LookupError, TypeError, AttributeError):
             raise Mistake(
                 f"'{self.folder}' has a checkpoint that cannot be read: it is damaged or from something else."
             ) from None
@@ -127,7 +132,7 @@ class Store:
 
     def _clean(self) -> None:
         live = {self._node(name, v).name for name, v in self._versions.items()}
-        for path in self.path("nodes").iterdir():
+        for path in self.path("nodes").glob("*@*.safetensors*"):
             if path.name not in live:
                 path.unlink(missing_ok=True)
 
@@ -139,11 +144,17 @@ class Store:
         write(self.path("summary.json"), json.dumps(summary, indent=2) + "\n")
 
 
+def _close(store: ReferenceType[Store]) -> None:
+    found = store()
+    if found is not None:
+        found.close()
+
+
 def read_rounds(folder: Path) -> list[dict[str, Any]]:
     """The whole lines of a run's rounds.jsonl."""
     path = folder / "rounds.jsonl"
     found: list[dict[str, Any]] = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         try:
             found.append(json.loads(line))
         except ValueError:

@@ -20,6 +20,7 @@ from kilter.chance import generator
 from kilter.core import Fit, Params
 from kilter.errors import Mistake
 from kilter.params import BUFFER
+from kilter.stacking.chance import Draws
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,10 +147,14 @@ def run_one(fit: Fit) -> Fitted:
     leaves = [params[k].requires_grad_() for k in names]
     state = fit.plan.begin(leaves)
     total, t = torch.zeros(()), 0
-    with torch.random.fork_rng(devices=[]):  # dropout draws from torch's own stream: give the fit one of its own
+    # Dropout and the like draw from the fit's own generator; what is not known there, from torch's stream, seeded alike.
+    chance = Draws(None, [torch.Generator().manual_seed(fit.seed)])
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(fit.seed)
         for t, at in enumerate(batches(fit), start=1):
-            loss = fit.loss(params, fit.rows.batch(at), fit.ctx)
+            batch = fit.rows.batch(at)
+            with chance:
+                loss = fit.loss(params, batch, fit.ctx)
             found = torch.autograd.grad(loss, leaves, allow_unused=True)
             with torch.no_grad():
                 grads = [torch.zeros_like(w) if g is None else g for w, g in zip(leaves, found, strict=True)]
@@ -160,6 +165,12 @@ def run_one(fit: Fit) -> Fitted:
     return Fitted({k: v.detach() for k, v in params.items()}, float(total) / max(t, 1), t)
 
 
-def run(fits: Sequence[Fit]) -> list[Fitted]:
-    """Perform fits that are ready together."""
-    return [run_one(fit) for fit in fits]
+def run(fits: Sequence[Fit], stack: bool = True) -> list[Fitted]:
+    """Perform fits that are ready together, stacked where they can be."""
+    from kilter.stacking import stack as stacking  # which trains by the plans above
+
+    done: dict[int, Fitted] = {}
+    for group in stacking.stacks(fits) if stack else []:
+        if len(group) > 1 and (results := stacking.run_stack([fits[k] for k in group])):
+            done |= dict(zip(group, results, strict=True))
+    return [done[k] if k in done else run_one(fit) for k, fit in enumerate(fits)]

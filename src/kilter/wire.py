@@ -170,12 +170,22 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, tree
 
 
+def structure(tree: Tree) -> Any:
+    """How a tree nests: its dicts with their keys, its lists and tuples; None for every leaf."""
+    if isinstance(tree, Mapping):
+        return ("dict", *((k, structure(v)) for k, v in tree.items()))
+    if isinstance(tree, list | tuple):
+        return ("list" if isinstance(tree, list) else "tuple", *map(structure, tree))
+    return None
+
+
 def signature(tree: Tree) -> tuple[Any, ...]:
-    """Shape of a tree: paths, dtypes and shapes; plain values by their type."""
-    return tuple(
+    """Shape of a tree: paths, dtypes and shapes, plain values by their type; and last how it nests."""
+    found = (
         (path, str(leaf.dtype), tuple(leaf.shape)) if isinstance(leaf, Tensor) else (path, type(leaf).__name__)
         for path, leaf in leaves(tree)
     )
+    return *found, structure(tree)
 
 
 def not_finite(tree: Tree) -> str | None:

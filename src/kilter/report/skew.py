@@ -18,6 +18,7 @@ from kilter.errors import Mistake
 
 WIDE = 12  # classes up to which a terminal shows numbers; beyond, one shaded cell a class
 SHADES = " ░▒▓█"
+CELLS = 36  # shaded cells at most: with more classes, neighbours share one
 
 
 def table(split: Split) -> Table:
@@ -44,12 +45,16 @@ def clients_table(split: Split, skew: Skew, cells: np.ndarray[tuple[int, int], n
             out.add_column(name[:8], justify="right", no_wrap=True)
     else:
         out.add_column(f"{len(names)} classes, {names[0]} to {names[-1]}", no_wrap=True)
+        cells = np.stack([part.sum(1) for part in np.array_split(cells, min(len(names), CELLS), axis=1)], axis=1)
+        top = max(1, int(cells.max()))
     for name in ("rows", "classes", "KL", "JS"):
         out.add_column(name, justify="right", no_wrap=True)
     for client, row in zip(skew.clients, cells, strict=True):
         strength = np.sqrt(row / top)
         if len(names) <= WIDE:
-            shown = [Text(short(int(v)) if v else "·", style=shade(float(s))) for v, s in zip(row, strength, strict=True)]
+            shown = [
+                Text(short(int(v)) if v else "·", style=shade(float(s))) for v, s in zip(row, strength, strict=True)
+            ]
         else:
             levels = np.ceil(strength * (len(SHADES) - 1)).astype(int)
             shown = [Text("".join(SHADES[level] for level in levels))]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kilter import wire
-from kilter.chance import numpy_generator
+from kilter.chance import derive
 from kilter.core import SERVER, AtNodes, Each, Federation, Mail, Method, Node, Post, Replies, Step, Tree
 from kilter.errors import Mistake
 from kilter.ledger import Ledger
@@ -35,7 +35,8 @@ class Runtime(Federation):
         """Run the step of this name at these nodes, each with its message."""
 
     def bind(self, method: Method) -> None:
-        """Take up a method before its first step."""
+        """Take up a method before its first step, on a clean page."""
+        self.round, self.role, self.ledger = 0, "", Ledger()
         if "public" in method.needs and not self.has_public:
             raise Mistake(
                 f"{type(method).__name__} gives the aggregator a small public data set: "
@@ -57,8 +58,8 @@ class Runtime(Federation):
         k = max(1, round(cohort * len(self.ids)))
         if k == len(self.ids):
             return self.ids
-        chosen = numpy_generator(self.seed, self.round, "sample").choice(len(self.ids), k, replace=False)
-        return tuple(self.ids[i] for i in sorted(chosen))
+        # Everyone draws a lot by name, so the same nodes are chosen whatever the order they are listed in.
+        return self._ordered(sorted(self.ids, key=lambda i: derive(self.seed, self.round, i, "sample"))[:k])
 
     @property
     def aggregator(self) -> str:
@@ -141,8 +142,10 @@ class Runtime(Federation):
     ) -> Tree:
         to = self._ordered(to)
         if self.topology.kind == "peers":
-            order = {"state": state, "to": list(to), "view": view.__name__ if view else None}
-            mail = self.call(f"spread:{train.__name__}", order, to if isinstance(state, AtNodes) else self.ids)
+            if not isinstance(state, AtNodes):  # the first round: all begin alike, also who is not chosen or not there
+                self.call("adopt", state, training=False)
+            order = {"to": list(to), "view": view.__name__ if view else None}
+            mail = self.call(f"spread:{train.__name__}", order, to)
             self.call(f"gather:{combine.__name__}", mail, to)
             return AtNodes()
         if self.topology.kind == "rotating":
@@ -167,5 +170,8 @@ class Runtime(Federation):
 
 
 def _difference(shape: tuple[Any, ...], usual: tuple[Any, ...]) -> str:
-    extra = [s for s in shape if s not in usual]
-    return f"{extra[0]} is not expected" if extra else f"{next(s for s in usual if s not in shape)} is missing"
+    extra = [s for s in shape[:-1] if s not in usual]
+    lacks = [s for s in usual[:-1] if s not in shape]
+    if extra:
+        return f"{extra[0]} is not expected"
+    return f"{lacks[0]} is missing" if lacks else "it nests otherwise"

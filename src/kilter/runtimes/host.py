@@ -1,8 +1,9 @@
 """The nodes' side of every runtime: find a step by its name, run it at nodes, perform the fits they yield.
 
 Steps are found by name because code never travels: a worker, a cluster node and a hospital each have the method already.
-Besides the method's own steps there are three that belong to the framework: `evaluate`, and for peers `spread:train` and
-`gather:combine`, the two halves of `pool` where every node aggregates for itself.
+Besides the method's own steps there are four that belong to the framework: `evaluate`, and for peers `adopt`, by which every
+node takes up the first state, and `spread:train` and `gather:combine`, the two halves of `pool` where every node aggregates for
+itself.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ def resolve(method: Method, name: str) -> Step:
         return lambda node, message: examine(
             method, node, _own(node, message["state"]), message["full"], isinstance(message["state"], AtNodes)
         )
+    if name == "adopt":
+        return _adopt
     found: Any = getattr(method, inner, None)
     if not getattr(found, "is_step", False):
         raise Mistake(f"The method '{type(method).__name__}' has no step '{name}'.")
@@ -58,11 +61,14 @@ def _run(out: Any) -> Generator[Fit, Any, Any]:
     return (yield from out) if isgenerator(out) else out
 
 
+def _adopt(node: Node, state: Tree) -> None:
+    """Begin from this state (peers)."""
+    node.state[POOL] = state
+
+
 def _spread(method: Method, step: Step, node: Node, message: Tree) -> Generator[Fit, Any, Post]:
     """Train from my own state and write the outcome to my neighbours and myself."""
-    state = node.state[POOL] = _own(node, message["state"])
-    if node.id not in message["to"]:
-        return Post()
+    state = node.state[POOL]
     if message["view"] is not None:
         state = getattr(method, message["view"])(state, node.id)
     reply = yield from _run(step(node, state))

@@ -6,7 +6,7 @@ Every fit runs on one torch thread, so the numbers are the same whatever the num
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -17,7 +17,7 @@ from kilter.errors import Mistake
 from kilter.runtimes.base import Runtime
 from kilter.runtimes.host import Done, perform, resolve
 from kilter.runtimes.workers import Workers
-from kilter.wire import leaves
+from kilter.wire import leaves, structure
 
 
 class Absent(Exception):
@@ -82,6 +82,7 @@ class Simulation(Runtime):
     def bind(self, method: Method) -> None:
         super().bind(method)
         self.close()
+        self.states, self.changed = {}, set()
         self._method = method
         if self.workers > 1:
             self._pool = Workers(self.workers, self._run_here)
@@ -111,7 +112,8 @@ class Simulation(Runtime):
         done: dict[str, Done] = {}
         present: dict[str, Tree] = {}
         for i, message in messages.items():
-            reason = self.faults(self.seed, self.round, i, name) if self.faults and name != "evaluate" else None
+            fault = None if name in ("evaluate", "adopt") else self.faults
+            reason = fault(self.seed, self.round, i, name) if fault else None
             if reason:
                 done[i] = Done(error=Absent(reason))
             else:
@@ -156,6 +158,16 @@ class Simulation(Runtime):
         self.close()
 
 
-def fingerprint(state: Tree) -> list[Any]:
-    """Tells whether a state was changed: which tensors (and how often written to), which values."""
-    return [(p, id(v), v._version) if isinstance(v, torch.Tensor) else (p, v) for p, v in leaves(state)]
+@dataclass
+class Seen:
+    """What a state was at one moment; equal if it has not changed since."""
+
+    marks: list[Any]  # which tensors (and how often written to), which values, how they nest
+    held: list[Any] = field(compare=False, repr=False)  # the tensors: an id is one's own only while one lives
+
+
+def fingerprint(state: Tree) -> Seen:
+    """Tells whether a state was changed."""
+    found = list(leaves(state))
+    marks = [(p, id(v), v._version) if isinstance(v, torch.Tensor) else (p, v) for p, v in found]
+    return Seen([*marks, structure(state)], found)
