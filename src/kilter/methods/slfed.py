@@ -1,0 +1,188 @@
+"""SLFed. Palanisamy Sundar, Li, Zou, Gao: Subjective Logic-based Decentralized Federated Learning for Non-IID Data (ARES 2024)."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from kilter.chance import generator
+from kilter.core import Batch, Federation, Fit, Mail, Method, Node, Params, Post, Tree, as_float, step
+from kilter.gan import GAN
+from kilter.opinion import Opinion, discount, from_evidence, fuse_all, threshold
+from kilter.params import weights
+from kilter.sharing import SCHEMES, Scheme, desk, quantised
+from kilter.train import Adam
+
+Boxes = dict[str, Any]  # {sender: letter}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SLFed(Method):
+    """Peers judge each other on GAN pictures, choose by uncertainty and weigh by similarity; no server, no global model.
+
+    A and B are linked if one of them drew the other. With D_i^j the class counts of j's model on i's pictures,
+    lam = (cos(D_A^A, D_A^B) + cos(D_B^A, D_B^B)) / 2;  alpha += lam, beta += 1 - lam;  (s, d, u) = (alpha, beta, 2)/(alpha+beta+2).
+    Partners tell their direct opinions, which A discounts and fuses. Contributors C: u_C <= tau (Eq. 16), sigma_C = s_C, and
+    PAM_A = (M_A + sum sigma_C M_C) / (1 + sum sigma_C), where A sees only sums of shares.
+
+    As printed: `share="scalar", prior=1`. What `share` reveals is said in `kilter.sharing`.
+    Keeps: its model, its evidence on others, its GAN.  Sends: GAN pictures, class counts, opinions, shares of its model.
+    """
+
+    needs = frozenset({"everyone"})
+
+    subset: int = 2  # DS: how many others a peer draws each round
+    prior: float = 1.0  # evidence for and against at the start; 1 as printed, 0 knows nothing
+    pictures: int = 1000  # how many a GAN paints
+    refresh: int = 4  # rounds between trainings of the GAN
+    frozen: int = 20  # the round after which the GAN stays as it is
+    gan_epochs: int = 3  # passes in one training of the GAN
+    share: Literal["ring", "once", "threshold", "scalar"] = "ring"  # how contributions are hidden
+    trust: float = 0.6  # share="threshold": part of the contributors whose sums suffice
+
+    def setup(self, fed: Federation) -> None:
+        return None
+
+    def round(self, fed: Federation, state: None) -> None:
+        if fed.round <= self.frozen and (fed.round - 1) % self.refresh == 0:
+            fed.map(self.paint)  # train the GAN; new pictures
+        mail: Mail = fed.map(self.train)  # pictures and my class counts on them, to those I am linked with
+        mail = fed.map(self.judge, mail)  # class counts of my model on your pictures, back to you
+        mail = fed.map(self.opine, mail)  # similarity -> evidence; my direct opinions to my partners
+        mail = fed.map(self.choose, mail)  # discount, fuse, threshold; (sigma, list) to whom I chose
+        mail = fed.map(self.split, mail)  # my model in shares, to those who contribute with me
+        mail = fed.map(self.add_up, mail)  # the sum of the shares I hold, to each who asked
+        fed.map(self.adopt, mail)  # my personal aggregated model
+
+    # Steps ----------------------------------------------------------------------------------------------------------
+
+    @step
+    def paint(self, node: Node, _: None) -> Generator[Fit, Params, None]:
+        gan = painter(node.data.train.tables["x"].shape[1:])
+        z = gan.noise(len(node.data.train), node.seed, node.round, node.id)
+        plan = Adam(lr=2e-3, beta1=0.5, epochs=self.gan_epochs, batch=64)
+        node.state["gan"] = yield node.fit(gan.loss, node.state.get("gan") or gan.init(node.seed), plan, z=z)
+        node.state["pictures"] = gan.paint(node.state["gan"], self.pictures, node.seed, node.round, node.id, "pictures")
+
+    @step
+    def train(self, node: Node, _: None) -> Generator[Fit, Params, Post]:
+        node.state["w"] = yield node.fit(self.loss, self.own(node), self.local)
+        if "pictures" not in node.state:
+            node.notes.append("it has no pictures yet and judges nobody this round")
+            return Post()
+        desk(node)["mine"] = self.counts(node, node.state["pictures"])
+        letter = {"pictures": node.state["pictures"], "counts": desk(node)["mine"]}
+        return Post(dict.fromkeys(self.links(node), letter))
+
+    @step
+    def judge(self, node: Node, box: Boxes) -> Post:
+        said = {b: self.counts(node, letter["pictures"]) for b, letter in box.items() if "mine" in desk(node)}
+        desk(node)["yours"] = {b: cosine(box[b]["counts"], counts) for b, counts in said.items()}
+        return Post(said)
+
+    @step
+    def opine(self, node: Node, box: Boxes) -> Post:
+        evidence = dict(node.state.get("evidence", {}))
+        yours = desk(node).get("yours", {})
+        partners = [b for b in box if b in yours]
+        for b in partners:
+            lam = (cosine(desk(node)["mine"], box[b]) + yours[b]) / 2
+            alpha, beta = evidence.get(b, (self.prior, self.prior))
+            evidence[b] = alpha + lam, beta + 1 - lam
+        node.state["evidence"] = evidence
+        table = {c: tuple(from_evidence(*e)) for c, e in evidence.items()}
+        return Post({b: {c: opinion for c, opinion in table.items() if c != b} for b in partners})
+
+    @step
+    def choose(self, node: Node, box: Boxes) -> Post:
+        direct = {c: from_evidence(*e) for c, e in node.state.get("evidence", {}).items()}
+        known = {c: Opinion(*o) for c, o in node.state.get("known", {}).items()} | direct
+        heard = {c for table in box.values() for c in table if c in node.peers}
+        for c in heard:
+            hearsay = [
+                discount(direct[b], Opinion(*table[c])) for b, table in box.items() if c in table and b in direct
+            ]
+            known[c] = fuse_all([direct[c], *hearsay] if c in direct else hearsay)
+        node.state["known"] = {c: tuple(o) for c, o in known.items()}
+        if not known:
+            return Post()
+        tau = threshold([o.u for o in known.values()])
+        chosen = {c: quantised(o.s) for c, o in sorted(known.items()) if o.u <= tau and quantised(o.s) > 0}
+        if len(chosen) < 2:
+            node.notes.append("fewer than two contributors: it keeps its own model, for one alone would be laid bare")
+            return Post()
+        desk(node)["asked"] = chosen
+        return self.scheme.request(node, chosen)
+
+    @step
+    def split(self, node: Node, box: Boxes) -> Post:
+        return self.scheme.split(node, weights_and_means(node.state["w"]), box) if "w" in node.state else Post()
+
+    @step
+    def add_up(self, node: Node, box: Boxes) -> Post:
+        return self.scheme.add_up(node, box)
+
+    @step
+    def adopt(self, node: Node, box: Boxes) -> None:
+        if "asked" not in desk(node):
+            return
+        found = self.scheme.join(node, box)
+        if found is None:
+            node.notes.append("shares were lost on the way: it keeps its own model this round")
+            return
+        total, sigma = found
+        weight = 1 + sum(sigma.values())
+        w: Params = node.state["w"]
+        node.state["w"] = w | {k: ((w[k].double() + v) / weight).to(w[k].dtype) for k, v in total.items()}
+
+    # What the steps are made of ---------------------------------------------------------------------------------------
+
+    @property
+    def scheme(self) -> Scheme:
+        return SCHEMES[self.share](self.trust)
+
+    def links(self, node: Node) -> list[str]:
+        """Who drew me or whom I drew; the draw is common chance, so both sides know."""
+
+        def drawn(a: str) -> set[str]:
+            others = [i for i in sorted({node.id, *node.peers}) if i != a]
+            order = torch.randperm(len(others), generator=generator(node.seed, node.round, a, "subset"))
+            return {others[int(k)] for k in order[: self.subset]}
+
+        return [b for b in node.peers if b in drawn(node.id) or node.id in drawn(b)]
+
+    def counts(self, node: Node, pictures: Tensor) -> Tensor:
+        """D: how many of these pictures my model calls by each class."""
+        outputs = self.task.predict(node.state["w"], as_float(pictures))
+        return torch.bincount(outputs.argmax(1), minlength=outputs.shape[1])
+
+    def own(self, node: Node) -> Params:
+        return node.state["w"] if "w" in node.state else self.task.init(node.seed)
+
+    def loss(self, w: Params, batch: Batch, _: Tree) -> Tensor:
+        return self.task.loss(w, batch)
+
+    def model(self, state: None) -> None:
+        return None
+
+    def personal(self, node: Node, state: None, x: Tensor) -> Tensor:
+        return self.task.predict(self.own(node), x)
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    """cos of two count vectors, in 0..1."""
+    return float(cosine_similarity(a.double(), b.double(), dim=0).clamp(0, 1))
+
+
+def weights_and_means(w: Params) -> Params:
+    """What is contributed: everything that can be averaged, counters not."""
+    return weights(w) | {k: v for k, v in w.items() if v.is_floating_point()}
+
+
+@cache
+def painter(shape: tuple[int, ...]) -> GAN:
+    return GAN(tuple(shape))

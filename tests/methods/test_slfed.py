@@ -1,0 +1,238 @@
+"""SLFed: known answers S1, S5, S8, the schemes' equality, and peers that vanish at every stage."""
+
+import json
+
+import pytest
+import torch
+
+from kilter import Mistake, federate
+from kilter.chance import derive
+from kilter.core import Node, Post
+from kilter.gan import GAN
+from kilter.methods.slfed import SLFed, cosine
+from kilter.runtimes.simulation import Simulation
+from kilter.sharing import SCHEMES, desk, quantised
+from kilter.train import SGD
+from small import bench, mlp_task, skewed
+
+PEERS = 6
+
+
+def method(**fields):
+    return SLFed(task=mlp_task(), local=SGD(lr=0.05, batch=16), pictures=60, gan_epochs=1, **fields)
+
+
+def run(rounds=2, faults=None, workers=1, **fields):
+    with Simulation(skewed(PEERS), bench=bench(), topology="full", faults=faults, workers=workers) as fed:
+        result = federate(method(**fields), fed, rounds)
+        return result, fed.states
+
+
+def models(states):
+    return {i: s["w"] for i, s in states.items() if "w" in s}
+
+
+def test_s1_similarity_is_symmetric():
+    aa, ab = torch.tensor([151, 0, 356, 469, 24]), torch.tensor([200, 10, 300, 450, 40])
+    ba, bb = torch.tensor([90, 310, 200, 150, 250]), torch.tensor([100, 400, 180, 120, 200])
+    assert cosine(aa, ab) == pytest.approx(0.992408, abs=1e-6)
+    assert cosine(ba, bb) == pytest.approx(0.976885, abs=1e-6)
+    assert (cosine(aa, ab) + cosine(ba, bb)) / 2 == pytest.approx(0.984647, abs=1e-6)
+    assert cosine(aa, ab) == cosine(ab, aa)
+
+
+def three(share="ring"):
+    """B, C and D of S5, and the requester A, as nodes that know each other."""
+    names = ["A", "B", "C", "D"]
+    nodes = {n: Node(n, None, round=1, step="split", peers=tuple(m for m in names if m != n)) for n in names}
+    w = {"B": [1.0, 2, -1], "C": [0.0, 4, 2], "D": [-2.0, 1, 3]}
+    return (
+        nodes,
+        {n: {"w": torch.tensor(v)} for n, v in w.items()},
+        {"B": 0.5, "C": 0.3, "D": 0.2},
+        SCHEMES[share](0.6),
+    )
+
+
+def post(letters):
+    """{sender: Post} -> {receiver: {sender: letter}}."""
+    boxes = {}
+    for sender, box in letters.items():
+        for receiver, letter in box.items():
+            boxes.setdefault(receiver, {})[sender] = letter
+    return boxes
+
+
+def protocol(share, lose=lambda stage, sender: False):
+    nodes, models_, sigma, scheme = three(share)
+    sigma = {c: quantised(s) for c, s in sigma.items()}
+    desk(nodes["A"])["asked"] = sigma
+    boxes = post({"A": scheme.request(nodes["A"], sigma)})
+    holders = nodes if share == "once" else {n: nodes[n] for n in "BCD"}
+    zero = {"w": torch.zeros(3)}
+    sent = {
+        n: scheme.split(node, models_.get(n, zero), boxes.get(n, {}))
+        for n, node in holders.items()
+        if not lose("split", n)
+    }
+    boxes = post(sent)
+    sums = {n: scheme.add_up(node, boxes.get(n, {})) for n, node in holders.items() if not lose("add_up", n)}
+    return scheme.join(nodes["A"], post(sums).get("A", {})), sent, sums
+
+
+@pytest.mark.parametrize("share", SCHEMES)
+def test_s5_the_sum_arrives(share):
+    (total, sigma), _, _ = protocol(share)
+    assert torch.allclose(total["w"], torch.tensor([0.1, 2.4, 0.7]).double(), atol=2e-4)  # sigma has 16 bits
+    pam = (torch.ones(3) + total["w"]) / (1 + sum(sigma.values()))
+    assert torch.allclose(pam, torch.tensor([0.55, 1.7, 0.85]).double(), atol=1e-4)
+
+
+@pytest.mark.parametrize("share", ["ring", "scalar", "threshold"])
+def test_s8_traffic_is_n_squared_models_a_requester(share):
+    _, sent, sums = protocol(share)
+    assert sum(len(letters) for post_ in sent.values() for letters in post_.values()) == 6  # n (n - 1) shares
+    assert sum(len(post_) for post_ in sums.values()) == 3  # n sums
+
+
+def test_the_requester_is_never_sent_a_share_in_the_printed_protocol():
+    for share in ("ring", "threshold"):
+        assert all("A" not in post_ for post_ in protocol(share)[1].values())
+
+
+@pytest.mark.parametrize("share", ["ring", "scalar", "once"])
+@pytest.mark.parametrize("stage", ["split", "add_up"])
+def test_whoever_vanishes_the_requester_gets_nothing_rather_than_something_wrong(share, stage):
+    found, _, _ = protocol(share, lambda s, n: (s, n) == (stage, "C"))
+    assert found is None
+
+
+def test_threshold_sums_survive_one_who_vanishes():
+    found, _, _ = protocol("threshold", lambda s, n: (s, n) == ("add_up", "C"))  # its shares are with the others
+    assert torch.allclose(found[0]["w"], torch.tensor([0.1, 2.4, 0.7]).double(), atol=2e-4)
+    found, _, _ = protocol("threshold", lambda s, n: (s, n) in {("split", "C"), ("add_up", "C")})  # gone from the start
+    assert set(found[1]) == {"B", "D"}
+    assert torch.allclose(
+        found[0]["w"], 0.5 * torch.tensor([1.0, 2, -1]).double() + 0.2 * torch.tensor([-2.0, 1, 3]).double(), atol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"sigma": 0.5, "list": ["B"]},
+        {"sigma": 0.5, "list": ["B", "B"]},
+        {"sigma": 0.5, "list": ["C", "D"]},
+        {"sigma": 0.5, "list": ["A", "B"]},
+        {"sigma": 0.5, "list": ["B", "stranger"]},
+        {"sigma": 1e9, "list": ["B", "C"]},
+        {"sigma": -0.5, "list": ["B", "C"]},
+        {"sigma": 0.5, "list": "BC"},
+        {},
+    ],
+)
+def test_a_request_that_would_lay_a_model_bare_is_not_answered(wish):
+    nodes, models_, _, scheme = three()
+    assert scheme.split(nodes["B"], models_["B"], {"A": wish}) == Post()
+    assert nodes["B"].notes
+
+
+def test_all_schemes_give_the_same_models():
+    found = {share: models(run(share=share)[1]) for share in SCHEMES}
+    for share in ("once", "threshold", "scalar"):
+        for i, w in found["ring"].items():
+            assert all(
+                torch.allclose(found[share][i][k], v, atol=1e-5) for k, v in w.items() if v.is_floating_point()
+            ), share
+
+
+def test_peers_change_each_other_and_results_do_not_depend_on_workers_or_masks():
+    first, again = models(run()[1]), models(run(workers=2)[1])
+    alone = models(run(faults=lambda seed, round, node, step: "gone" if step == "choose" else None)[1])
+    assert all(torch.equal(first[i][k], again[i][k]) for i in first for k in first[i])
+    assert any(not torch.equal(first[i][k], alone[i][k]) for i in first for k in first[i])
+
+
+@pytest.mark.parametrize("stage", ["paint", "train", "judge", "opine", "choose", "split", "add_up", "adopt"])
+def test_a_peer_lost_at_any_stage_corrupts_nobody(stage):
+    """Everyone's model stays finite and in the hull of plausible values, and the record says what happened."""
+    result, states = run(
+        rounds=3, faults=lambda seed, round, node, step: "gone" if (node, step) == ("c1", stage) else None
+    )
+    lost = [f for r in result.rounds for f in r["failures"]]
+    assert {f["step"] for f in lost} == {stage}
+    whole, _ = run(rounds=3)
+    for w in models(states).values():
+        assert all(torch.isfinite(v).all() and v.abs().max() < 20 for v in w.values() if v.is_floating_point())
+    assert abs(result.summary["client_accuracy"]["mean"] - whole.summary["client_accuracy"]["mean"]) < 0.3
+
+
+def test_links_are_mutual_and_chosen_anew():
+    names = [f"c{k}" for k in range(8)]
+    nodes = {
+        r: [Node(n, None, seed=3, round=r, peers=tuple(m for m in names if m != n)) for n in names] for r in (1, 2)
+    }
+    linked = {r: {(n.id, b) for n in ns for b in method().links(n)} for r, ns in nodes.items()}
+    for pairs in linked.values():
+        assert pairs == {(b, a) for a, b in pairs}
+        assert all(sum(a == n for a, _ in pairs) >= 2 for n in names)
+    assert linked[1] != linked[2]
+
+
+def test_uncertainty_falls_with_contacts_alone():
+    _, states = run(rounds=3, prior=1.0)
+    for s in states.values():
+        for alpha, beta in s["evidence"].values():
+            contacts = alpha + beta - 2
+            assert contacts == pytest.approx(round(contacts), abs=1e-6)
+            assert contacts >= 1  # nobody is on the list without contact
+
+
+def test_only_direct_opinions_travel():
+    node = Node("A", None, round=1, step="opine", peers=("B", "C"))
+    desk(node).update(mine=torch.tensor([3, 4]), yours={"B": 1.0})
+    node.state |= {"known": {"C": (0.9, 0.0, 0.1)}, "evidence": {}}
+    told = method().opine(node, {"B": torch.tensor([3, 4])})
+    assert set(told) == {"B"}
+    assert "C" not in told["B"]
+
+
+def test_gan_is_painted_anew_on_schedule_and_its_pictures_are_bytes():
+    result, states = run(rounds=6, refresh=2, frozen=4)
+    painted = [r["round"] for r in result.rounds if "paint" in r["fit_seconds"]]
+    assert painted == [1, 3]
+    assert states["c0"]["pictures"].dtype == torch.uint8
+    assert states["c0"]["pictures"].shape == (60, 1, 8, 8)
+
+
+def test_gan_learns_where_the_mass_is():
+    """On rows around two far points, what it paints lies near them, not between."""
+    from kilter.core import Fit, Rows
+    from kilter.train import Adam, run_one
+
+    gan = GAN((2,))
+    torch.manual_seed(0)
+    x = torch.where(
+        torch.rand(500, 1) < 0.5, torch.tensor([[3.0, 3.0]]), torch.tensor([[-3.0, -3.0]])
+    ) + 0.1 * torch.randn(500, 2)
+    rows = Rows.of(x=x).extend(z=gan.noise(500, 0))
+    made = run_one(Fit(gan.loss, gan.init(0), rows, Adam(lr=5e-3, beta1=0.5, epochs=60, batch=64), seed=derive(0)))
+    rows_made = gan.paint(made.params, 400, 1)
+    assert rows_made.dtype == torch.float32
+    distance = torch.minimum((rows_made - 3).norm(dim=1), (rows_made + 3).norm(dim=1))
+    assert distance.median() < 2.0
+
+
+@pytest.mark.parametrize("topology", ["star", "rotating", "ring"])
+def test_other_topologies_are_refused_in_a_sentence(topology):
+    with pytest.raises(Mistake, match="topology full"):
+        Simulation(skewed(PEERS), topology=topology).bind(method())
+
+
+def test_state_is_made_of_what_can_be_kept(tmp_path):
+    from kilter import Store
+
+    with Simulation(skewed(PEERS), bench=bench(), topology="full") as fed:
+        federate(method(), fed, 2, store=Store(tmp_path / "run"))
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["global_is"] == "the mean over the clients' own models"
