@@ -1,0 +1,83 @@
+"""Metrics: known answers, and scikit-learn's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import metrics as theirs
+
+from kilter.metrics import classification, confusion, measure, per_class
+
+
+def test_one_against_the_rest_known_answers() -> None:
+    """METHODS 4.4, B7."""
+    counts = torch.tensor([[50, 3, 2], [4, 80, 6], [1, 5, 49]])
+    expected = {
+        "accuracy": [0.95, 0.91, 0.93],
+        "precision": [0.909091, 0.909091, 0.859649],
+        "recall": [0.909091, 0.888889, 0.890909],
+        "specificity": [0.965517, 0.927273, 0.944828],
+        "f1": [0.909091, 0.898876, 0.875],
+    }
+    found = per_class(counts)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert found[name] == pytest.approx(values, abs=1e-6)
+    y = torch.arange(3).repeat_interleave(counts.sum(1))
+    said = torch.cat([torch.arange(3).repeat_interleave(row) for row in counts])
+    outputs = torch.nn.functional.one_hot(said, 3).float()
+    assert torch.equal(confusion(outputs, y), counts)
+    assert classification(outputs, y)["accuracy"] == pytest.approx(0.895)
+
+
+@st.composite
+def predictions(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs and labels, often with classes missing in truth, prediction or both."""
+    classes, n = draw(st.integers(2, 8)), draw(st.integers(1, 40))
+    rng = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    labels = draw(st.integers(1, classes))
+    outputs = torch.randn(n, classes, generator=rng)
+    return outputs, torch.randint(0, labels, (n,), generator=rng)
+
+
+@given(predictions())
+def test_scikit_learn_agrees(both: tuple[torch.Tensor, torch.Tensor]) -> None:
+    outputs, y = both
+    said, classes = outputs.argmax(1), outputs.shape[1]
+    found = classification(outputs, y)
+    macro = {"average": "macro", "zero_division": 0}
+    assert found["accuracy"] == pytest.approx(theirs.accuracy_score(y, said))
+    assert found["precision"] == pytest.approx(theirs.precision_score(y, said, **macro))
+    assert found["recall"] == pytest.approx(theirs.recall_score(y, said, **macro))
+    assert found["f1"] == pytest.approx(theirs.f1_score(y, said, **macro))
+    assert found["loss"] == pytest.approx(
+        theirs.log_loss(y, torch.softmax(outputs.double(), 1), labels=list(range(classes))), rel=1e-6
+    )
+    present = y.unique().tolist()
+    recalls = theirs.recall_score(y, said, labels=present, average=None, zero_division=0)
+    assert found["balanced_accuracy"] == pytest.approx(recalls.mean())
+    assert torch.equal(
+        confusion(outputs, y), torch.tensor(theirs.confusion_matrix(y, said, labels=list(range(classes))))
+    )
+    if classes > 5:
+        score = theirs.top_k_accuracy_score(y, outputs, k=5, labels=list(range(classes)))
+        assert found["top5"] == pytest.approx(score)
+    else:
+        assert found["top5"] == 1
+    assert all(0 <= v <= 1 for k, v in found.items() if k != "loss")
+
+
+@given(predictions())
+def test_specificity_is_the_recall_of_not_being_it(both: tuple[torch.Tensor, torch.Tensor]) -> None:
+    outputs, y = both
+    said = outputs.argmax(1)
+    for c, value in enumerate(per_class(confusion(outputs, y))["specificity"]):
+        others = y != c
+        assert value == pytest.approx(float((said[others] != c).double().mean()) if others.any() else 0)
+
+
+def test_the_users_metrics_come_with_the_loss() -> None:
+    found = measure(torch.zeros(2, 1), torch.ones(2), {"two": lambda *_: 2}, lambda *_: 0.5)
+    assert found == {"loss": 0.5, "two": 2.0}

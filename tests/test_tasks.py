@@ -1,0 +1,161 @@
+"""A Task: any nn.Module as pure functions of a flat dict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from kilter.core import Rows
+from kilter.errors import Mistake
+from kilter.params import buffers, weights
+from kilter.tasks import Task
+from small import Normed, digits, mlp_task, near, normed_task, same
+
+ROWS = digits().take(torch.arange(600))
+
+
+def test_a_maker_is_initialised_anew_from_each_seed_and_a_module_stays_as_it_is() -> None:
+    task = mlp_task()
+    assert same(task.init(3), task.init(3))
+    assert not near(task.init(3), task.init(4), 1e-3)
+    net = nn.Linear(2, 3)
+    fixed = Task(net)
+    assert same(fixed.init(0), fixed.init(5))
+    assert torch.equal(fixed.init(0)["weight"], net.weight)
+    with torch.no_grad():
+        net.weight.zero_()
+    assert fixed.init(0)["weight"].abs().sum() > 0  # the user's module and ours are two
+
+
+def test_initialising_leaves_the_worlds_dice_alone() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    Task(Normed).init(3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_initial_model_is_ones_own_copy() -> None:
+    task = mlp_task()
+    task.init(0)["head.bias"] += 100
+    assert task.init(0)["head.bias"].max() < 10
+
+
+def test_buffers_are_marked_and_weights_counted() -> None:
+    task = normed_task()
+    model = task.init(0)
+    assert set(buffers(model)) == {f"~body.2.{n}" for n in ("running_mean", "running_var", "num_batches_tracked")}
+    assert task.size() == sum(p.numel() for p in Normed().parameters())
+    assert len(weights(model)) == len(list(Normed().parameters()))
+
+
+def test_outputs_are_the_modules() -> None:
+    task = normed_task()
+    model = task.init(0)
+    net = task.load(model)
+    assert not net.training
+    assert torch.equal(task.outputs(model, ROWS["x"][:20]), net(ROWS["x"][:20]))
+    assert torch.allclose(task.predict(model, ROWS["x"]), net(ROWS["x"]), atol=1e-6)  # in batches
+    assert task.predict(model, ROWS["x"]).shape == (600, 10)
+
+
+def test_predicting_changes_nothing_and_training_only_the_buffers_given() -> None:
+    task = normed_task()
+    model, other = task.init(0), task.init(0)
+    task.predict(model, ROWS["x"])
+    assert same(model, other)
+    task.outputs(model, ROWS["x"][:20], training=True)
+    assert same(weights(model), weights(other))
+    assert model["~body.2.num_batches_tracked"].item() == 1
+    assert same(task.init(0), other)
+    assert same(task.module.state_dict()["body.2.num_batches_tracked"], torch.tensor(0))
+
+
+def test_loss_is_the_mean_and_weights_of_rows_count() -> None:
+    task = mlp_task()
+    model = task.init(0)
+    batch = ROWS.batch(torch.arange(4))
+    each = task.losses(model, batch)
+    assert each.shape == (4,)
+    assert torch.allclose(
+        task.loss(model, batch), nn.functional.cross_entropy(task.outputs(model, batch["x"]), batch["y"])
+    )
+    weight = torch.tensor([0.0, 0.0, 4.0, 0.0])
+    assert torch.allclose(task.loss(model, batch | {"weight": weight}), each[2])
+    assert torch.equal(task.loss(model, batch | {"weight": torch.ones(4)}), task.loss(model, batch))
+
+
+def test_standardising_is_before_the_network() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+    plain, shifted = Task(net), Task(net, mean=(0.1, 0.2, 0.3), std=(0.5, 1.0, 2.0))
+    x = torch.rand(5, 3, 2, 2)
+    byhand = (x - torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)) / torch.tensor([0.5, 1.0, 2.0]).view(3, 1, 1)
+    assert torch.allclose(shifted.predict(shifted.init(0), x), plain.predict(plain.init(0), byhand), atol=1e-6)
+
+
+def test_layers_by_kind_with_their_buffers() -> None:
+    task = normed_task()
+    fields = ("weight", "bias", "~running_mean", "~running_var", "~num_batches_tracked")
+    assert task.named(nn.BatchNorm1d) == {f"~body.2.{f[1:]}" if f[0] == "~" else f"body.2.{f}" for f in fields}
+    assert task.named(nn.BatchNorm2d) == frozenset()
+    assert task.named(nn.Linear) == {"body.1.weight", "body.1.bias", "head.weight", "head.bias"}
+    assert Task(nn.Linear(2, 2)).named(nn.Linear) == {"weight", "bias"}
+
+
+def test_parts_by_name() -> None:
+    task = normed_task()
+    assert task.part("head") == {"head.weight", "head.bias"}
+    assert "~body.2.running_mean" in task.part("body")
+    assert task.part("head") | task.part("body") == set(task.init(0))
+    with pytest.raises(Mistake, match="submodule 'neck'"):
+        task.part("neck")
+
+
+def test_a_model_saved_as_a_module_comes_back(tmp_path: Path) -> None:
+    task = normed_task()
+    model = task.init(4)
+    model["~body.2.num_batches_tracked"] += 3
+    save_file(task.load(model).state_dict(), tmp_path / "m.safetensors")
+    assert same(task.restore(tmp_path / "m.safetensors"), model)
+    save_file({"head.weight": torch.ones(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(Mistake, match=r"lacks body\.1\.bias"):
+        task.restore(tmp_path / "other.safetensors")
+
+
+def test_a_loss_and_metrics_of_ones_own() -> None:
+    task = Task(
+        nn.Linear(2, 1),
+        loss=lambda out, y: (out[:, 0] - y) ** 2,
+        metrics={"mae": lambda out, y: float((out[:, 0] - y).abs().mean())},
+    )
+    rows = Rows.of(x=torch.rand(6, 2), y=torch.rand(6))
+    model = task.init(0)
+    out = task.predict(model, rows["x"])[:, 0]
+    found = task.evaluate(model, rows)
+    assert found == pytest.approx(
+        {"loss": ((out - rows["y"]) ** 2).mean().item(), "mae": (out - rows["y"]).abs().mean().item()}
+    )
+
+
+class Tied(nn.Module):
+    """One matrix used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3, bias=False)
+        self.b = nn.Linear(3, 3, bias=False)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x))
+
+
+def test_tied_weights_are_one_weight() -> None:
+    task = Task(Tied)
+    model = task.init(0)
+    assert list(model) == ["a.weight"]
+    x = torch.rand(4, 3)
+    assert torch.allclose(task.predict(model, x), x @ model["a.weight"].T @ model["a.weight"].T, atol=1e-6)
