@@ -21,12 +21,14 @@ from kilter.data import DATASETS, PARTITIONS
 from kilter.errors import Mistake
 from kilter.experiment import PLANS, Experiment
 from kilter.federate import federate
-from kilter.fields import comments, default, options, own_fields
+from kilter.fields import comments, default, options
 from kilter.methods import methods as all_methods
 from kilter.models import MODELS
+from kilter.net import commands as net_commands
 from kilter.report.progress import Progress
 from kilter.report.result import result_table
 from kilter.store import Store, write
+from kilter.study import commands as study_commands
 from kilter.topology import TOPOLOGIES
 
 app = typer.Typer(
@@ -113,15 +115,17 @@ def listing(title: str, entries: Mapping[str, str]) -> None:
 
 
 @app.command()
-def methods() -> None:
-    """The methods, with their settings."""
-    table = Table("method", "paper", "settings", box=None, header_style="bold", pad_edge=False)
-    for name, kind in all_methods().items():
-        paper = (sys.modules[kind.__module__].__doc__ or "").strip().splitlines()[0]
-        help_ = comments(kind)
-        own = [f"{f.name} = {default(f)}  {help_.get(f.name, '')}" for f in own_fields(kind, Method).values()]
-        table.add_row(name, paper, "\n".join(own))
-    out.print(table)
+def methods(
+    measure: Annotated[
+        bool, typer.Option("--measure", help="run two small rounds of each and say what they sent")
+    ] = False,
+) -> None:
+    """The methods: their papers, what a client keeps, what leaves it, where they run, their settings."""
+    from kilter.report.methods import table
+
+    out.print(table(all_methods(), measure))
+    if not measure:
+        out.print("What each sends, measured against FedAvg: kilter methods --measure.")
 
 
 @app.command()
@@ -152,14 +156,29 @@ def topologies() -> None:
 @experiment_options
 def show(
     picture: Annotated[Path, typer.Option(help="where the picture goes (.png or .svg)")] = Path("skew.png"),
+    federated: Annotated[
+        bool, typer.Option("--federated", help="only from the label counts each client sends")
+    ] = False,
+    epsilon: Annotated[float, typer.Option(help="with --federated: privacy of Laplace noise on the counts")] = 0.0,
     **given: Any,
 ) -> None:
     """How a partition skews the data: in the terminal and as a picture."""
+    from kilter.census import census
     from kilter.report.skew import draw, table
 
+    if epsilon and not federated:
+        raise Mistake("--epsilon puts noise on the counts clients send: give --federated too.")
     split = assemble(None, None, given).split()
-    out.print(table(split))
-    draw(split, picture)
+    skew, cells, spent = census(split, epsilon) if federated else (None, None, 0)
+    out.print(table(split, skew, cells))
+    if federated:
+        out.print(f"From the label counts that clients sent, {spent:,} bytes in all; no label left a client.")
+    if epsilon:
+        out.print(
+            f"Every count bears Laplace noise of scale {1 / epsilon:g}: epsilon = {epsilon:g} for one row more or less. "
+            "Asking again spends as much again."
+        )
+    draw(split, picture, cells)
     out.print(f"Picture: {picture}")
 
 
@@ -243,10 +262,16 @@ def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
+study_commands.add_to(app, experiment_options)
+
+
 @app.command()
 def version() -> None:
     """The version."""
     out.print(__version__)
+
+
+net_commands.register(app)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -174,10 +174,28 @@ Step = Callable[[Node, Any], Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def step(function: F) -> F:
-    """Marks what runs at a node. Its `return` lines are all that leaves the node: read them to audit a method."""
-    function.is_step = True  # type: ignore[attr-defined]
-    return function
+@overload
+def step(function: F) -> F: ...
+@overload
+def step(*, alike: bool) -> Callable[[F], F]: ...
+def step(function: Any = None, *, alike: bool = True) -> Any:
+    """Marks what runs at a node. Its `return` lines are all that leaves the node: read them to audit a method.
+
+    Nodes' replies have one shape, and one of another is refused; `@step(alike=False)` where they rightly differ, e.g. by the
+    number of rows.
+    """
+
+    def mark(f: Any) -> Any:
+        f.is_step, f.alike = True, alike
+        return f
+
+    return mark if function is None else mark(function)
+
+
+def alone(loss: F) -> F:
+    """Marks a loss that asks torch for gradients itself: its fits are never stacked, but performed one by one."""
+    loss.alone = True  # type: ignore[attr-defined]
+    return loss
 
 
 class Federation(ABC):
@@ -186,6 +204,7 @@ class Federation(ABC):
     ids: tuple[str, ...]
     seed: int
     round: int
+    rounds: int = 1  # how many the run is to have
 
     @abstractmethod
     def sample(self, cohort: float) -> tuple[str, ...]:
@@ -222,7 +241,9 @@ class Method(ABC):
     local: Plan  # how a node trains
     cohort: float = 1.0  # share of the nodes that take part in a round
 
-    needs: ClassVar[frozenset[str]] = frozenset()  # of {"public", "aggregator"}: checked before a run starts
+    needs: ClassVar[frozenset[str]] = (
+        frozenset()
+    )  # of {"public", "aggregator", "everyone"}: checked before a run starts
 
     @abstractmethod
     def setup(self, fed: Federation) -> Tree:
@@ -241,6 +262,14 @@ class Method(ABC):
         """Outputs of the global model; None where the method has none."""
         model = self.model(state)
         return None if model is None else self.task.predict(model, x)
+
+    def variants(self, state: Tree) -> dict[str, Callable[[Tensor], Tensor]]:
+        """Other results the method always reports beside the global model: name -> x -> outputs."""
+        return {}
+
+    def shared(self, state: Tree) -> Tree:
+        """What nodes are sent of the state to be examined with, by `predict` and `personal` (default: all of it)."""
+        return state
 
     def personal(self, node: Node, state: Tree, x: Tensor) -> Tensor | None:
         """Outputs of this node's own model; None where it uses the global one."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from kilter.core import Method, Node, Rows, Tree
 from kilter.metrics import confusion, per_class
@@ -46,9 +47,18 @@ def examine(method: Method, node: Node, state: Tree, full: bool, alone: bool) ->
 def examine_bench(method: Method, state: Tree, rows: Rows, full: bool) -> dict[str, Any] | None:
     """The global model on the common test set; every class by itself when asked in full."""
     outputs = method.predict(state, rows["x"])
-    if outputs is None:
-        return None
-    y = rows["y"]
+    return None if outputs is None else judge(method, outputs, rows["y"], full)
+
+
+def examine_variants(method: Method, state: Tree, rows: Rows, full: bool) -> dict[str, dict[str, Any]]:
+    """The method's other results on the common test set (between rounds on a fixed choice of GLIMPSE rows)."""
+    found = method.variants(state)
+    seen = (glimpse(rows, full) or rows).batch() if found else {}
+    return {name: judge(method, outputs(seen["x"]), seen["y"], full) for name, outputs in found.items()}
+
+
+def judge(method: Method, outputs: Tensor, y: Tensor, full: bool) -> dict[str, Any]:
+    """The task's metrics; of a classifier also every class by itself when asked in full."""
     found: dict[str, Any] = method.task.measure(outputs, y)
     if full and method.task.metrics is None:
         counts = confusion(outputs, y)

@@ -18,11 +18,13 @@ from kilter import data as kdata
 from kilter.chance import numpy_generator
 from kilter.core import Method
 from kilter.data import Dataset, Split
+from kilter.data.split import public_file
 from kilter.errors import Mistake, unknown
 from kilter.fields import fill, own_fields
 from kilter.methods import find
 from kilter.models import build as build_model
 from kilter.models import load_weights
+from kilter.robust import parse as parse_robust
 from kilter.runtimes.simulation import Missing, Simulation
 from kilter.tasks import Task
 from kilter.topology import topology
@@ -46,6 +48,7 @@ class Experiment:
     valid: float = 0.1  # share of a client's rows for validation
     test: float = 0.15  # share of a client's rows for its own test
     public: int = 0  # rows of each class that the aggregator holds
+    public_file: str = ""  # or a file of your own with such rows
     model: str = "cnn"  # a name of `kilter models`, or my_model.py:Net
     weights: str = ""  # pre-trained weights: a .safetensors or .pt file
     optimiser: Literal["sgd", "adam"] = "sgd"  # how a client trains
@@ -53,6 +56,7 @@ class Experiment:
     rounds: int = 20  # how many
     cohort: float = 1.0  # share of the clients in each round
     topology: str = "star"  # star, rotating, full, ring, regular:4, random:0.3, small-world:4:0.1, edges:FILE
+    robust: str = ""  # against lying clients: clip:1, median, trimmed:0.2 or krum:0.2 on what is pooled
     missing: float = 0.0  # probability that a client does not answer a call (simulated)
     seed: int = 0  # of everything that is drawn
     evaluate_every: int = 1  # rounds between evaluations; the last round is always evaluated
@@ -99,6 +103,8 @@ class Experiment:
             raise Mistake(f"The cohort is a share of the clients, above 0 and at most 1, not {self.cohort:g}.")
         if not 0 <= self.missing < 1:
             raise Mistake(f"missing is a probability below 1, not {self.missing:g}.")
+        if self.robust:
+            parse_robust(self.robust)
         settings, plan = self._settings()
         for name, number in asdict(plan).items():
             if not 0 <= number < float("inf") or (name in ("lr", "epochs") and number == 0):
@@ -107,7 +113,9 @@ class Experiment:
                 )
         if self.clients and not self.topology.startswith("edges:"):
             topology(self.topology, [str(k) for k in range(self.clients)], self.seed)
-        given: dict[str, str] = {k: getattr(self, k) for k in ("data", "weights")}
+        if self.public and self.public_file:
+            raise Mistake("Give the aggregator's rows by public or by public_file, not by both.")
+        given: dict[str, str] = {k: getattr(self, k) for k in ("data", "weights", "public_file")}
         paths: dict[str, Any] = {
             k: str(Path(v).absolute()) for k, v in given.items() if v and v not in kdata.DATASETS and Path(v).exists()
         }
@@ -146,7 +154,7 @@ class Experiment:
         return replace(found, train=torch.from_numpy(np.sort(chosen)))
 
     def split(self) -> Split:
-        return kdata.split(
+        made = kdata.split(
             self.dataset(),
             self.partition,
             self.clients,
@@ -155,20 +163,17 @@ class Experiment:
             test=self.test,
             public_per_class=self.public,
         )
+        if not self.public_file:
+            return made
+        if made.public is not None:
+            raise Mistake(f"The partition {self.partition} gives the aggregator rows already: leave out public_file.")
+        return replace(made, public=public_file(self.public_file, made.dataset))
 
     def build(self, workers: int = 1) -> tuple[Method, Simulation]:
         """The method and a simulated federation for it."""
         split = self.split()
         dataset = split.dataset
-        shape, classes = tuple(dataset.x.shape[1:]), len(dataset.classes)
-
-        def make() -> torch.nn.Module:
-            net = build_model(self.model, shape, classes)
-            return load_weights(net, self.weights) if self.weights else net
-
-        task = Task(make, mean=dataset.mean, std=dataset.std)
-        settings, plan = self._settings()
-        method = find(self.method)(task=task, local=plan, cohort=self.cohort, **settings)
+        method = self.make(tuple(dataset.x.shape[1:]), len(dataset.classes), dataset.mean, dataset.std)
         fed = Simulation(
             split.clients,
             bench=split.test,
@@ -178,7 +183,24 @@ class Experiment:
             workers=workers,
             faults=Missing(self.missing) if self.missing else None,
         )
+        fed.robust = self.robust
         return method, fed
+
+    def make(
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
+    ) -> Method:
+        """The method, for rows of this shape."""
+
+        def net() -> torch.nn.Module:
+            made = build_model(self.model, shape, classes)
+            return load_weights(made, self.weights) if self.weights else made
+
+        settings, plan = self._settings()
+        return find(self.method)(task=Task(net, mean=mean, std=std), local=plan, cohort=self.cohort, **settings)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 
 from kilter.core import AtNodes, Method, Params, Tree
 from kilter.errors import Mistake
-from kilter.evaluation import examine_bench, is_personal, mean_of, spread
-from kilter.runtimes.simulation import Simulation
+from kilter.evaluation import examine_bench, examine_variants, is_personal, mean_of, spread
+from kilter.runtimes.base import Runtime
 from kilter.store import Store, write
 
 Watch = Callable[[dict[str, Any]], None]
@@ -30,7 +30,7 @@ class Result:
 
 def federate(
     method: Method,
-    fed: Simulation,
+    fed: Runtime,
     rounds: int,
     *,
     store: Store | None = None,
@@ -48,13 +48,14 @@ def federate(
     if rounds < 1 or evaluate_every < 1:
         raise Mistake("A run needs at least one round, and evaluations at least one round apart.")
     fed.bind(method)
+    fed.rounds = rounds
     records, progress, state = _begin(method, fed, store, watch)
     saved_at = time.monotonic()
     while progress["round"] < rounds and not progress["stopped"]:
         began = time.perf_counter()
-        fed.round = progress["round"] + 1
+        fed.round = fed.after(progress["round"])
         state = method.round(fed, state)
-        last = fed.round == rounds
+        last = fed.round >= rounds
         report: dict[str, Any] = {}
         if last or fed.round % evaluate_every == 0:
             report = evaluate(method, fed, state, full=last)
@@ -78,7 +79,7 @@ def federate(
 
 
 def _begin(
-    method: Method, fed: Simulation, store: Store | None, watch: Watch | None
+    method: Method, fed: Runtime, store: Store | None, watch: Watch | None
 ) -> tuple[list[dict[str, Any]], dict[str, Any], Tree]:
     """Where the checkpoint left off, or the method's set-up, which is round 0 of the record."""
     found = store.load() if store else None
@@ -107,20 +108,22 @@ def _begin(
     return [record], progress, state
 
 
-def _save(store: Store, fed: Simulation, progress: dict[str, Any], state: Tree) -> None:
+def _save(store: Store, fed: Runtime, progress: dict[str, Any], state: Tree) -> None:
     store.save(fed.round, {"progress": progress, "state": state, "role": fed.role}, fed.states, fed.changed)
     fed.changed.clear()
 
 
-def evaluate(method: Method, fed: Simulation, state: Tree, full: bool) -> dict[str, Any]:
+def evaluate(method: Method, fed: Runtime, state: Tree, full: bool) -> dict[str, Any]:
     """Every node's report, and the common test set: `global` is the global model there, or the mean of the nodes' own."""
     alone = isinstance(state, AtNodes)
-    clients = dict(fed.call("evaluate", {"state": state, "full": full}, training=False))
+    shown = state if alone else method.shared(state)
+    clients = dict(fed.call(":evaluate", {"state": shown, "full": full}, training=False))
     reports = list(clients.values())
     found = None if alone or fed.bench is None else examine_bench(method, state, fed.bench, full)
     return {
         "global": found or mean_of(reports, "own_bench"),
         "global_is": "the global model" if found else "the mean over the clients' own models",
+        "variants": {} if alone or fed.bench is None else examine_variants(method, state, fed.bench, full),
         "clients": clients,
         "client": {  # the model a client would use: its own where it has one
             name: spread([r[part][name] for r in reports if r[part]])
@@ -151,16 +154,22 @@ def _note_best(progress: dict[str, Any], round: int, report: Mapping[str, Any]) 
         progress["stale"] += 1
 
 
-def _record(fed: Simulation, report: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+def _brief(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in found.items() if k not in ("per_class", "confusion")}
+
+
+def _record(fed: Runtime, report: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     shown = {k: report.get(k) for k in ("global", "client", "valid")}
     if shown["global"]:
-        shown["global"] = {k: v for k, v in shown["global"].items() if k not in ("per_class", "confusion")}
+        shown["global"] = _brief(shown["global"])
+    if report.get("variants"):
+        shown["variants"] = {name: _brief(found) for name, found in report["variants"].items()}
     return {"round": fed.round, **shown, **fed.ledger.close(), "seconds": seconds}
 
 
 def _finish(
     method: Method,
-    fed: Simulation,
+    fed: Runtime,
     store: Store | None,
     records: list[dict[str, Any]],
     progress: dict[str, Any],
@@ -180,6 +189,7 @@ def _finish(
             "client_accuracy": report["client"].get("accuracy"),
             "client": report["client"],
             "valid": report["valid"],
+            **({"variants": report["variants"]} if report.get("variants") else {}),
         }
 
     top = headline(last) or {}

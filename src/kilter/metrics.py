@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -35,6 +36,27 @@ def per_class(counts: Tensor) -> dict[str, list[float]]:
     }
 
 
+def entropy(p: Tensor) -> Tensor:
+    """Predictive entropy of each row of probabilities, as a share of the most there can be, ln C: 0 sure, 1 no idea.
+
+    >>> entropy(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
+    tensor([0., 1.])
+    """
+    return (torch.special.xlogy(p, p).sum(1) / math.log(max(p.shape[1], 2))).abs().clamp(max=1)
+
+
+def calibration_error(p: Tensor, y: Tensor, bins: int = 15) -> float:
+    """Expected calibration error: the mean over rows of |accuracy - confidence| of the row's bin of confidence (Guo et al. 2017).
+
+    >>> calibration_error(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))  # right half the time
+    0.25
+    """
+    confidence, said = p.double().max(1)
+    gap = (said == y).double() - confidence
+    bin_ = (confidence * bins).ceil().long().clamp(1, bins) - 1
+    return float(torch.zeros(bins).double().index_add(0, bin_, gap).abs().sum() / len(y))
+
+
 def classification(outputs: Tensor, y: Tensor) -> dict[str, float]:
     """Every metric of a classifier; recall is the macro sensitivity."""
     counts = confusion(outputs, y)
@@ -42,12 +64,15 @@ def classification(outputs: Tensor, y: Tensor) -> dict[str, float]:
     occurs = ((counts.sum(0) + counts.sum(1)) > 0).nonzero().flatten().tolist()
     present = (counts.sum(1) > 0).nonzero().flatten().tolist()
     macro = {name: sum(each[name][c] for c in occurs) / len(occurs) for name in each if name != "accuracy"}
+    p = torch.softmax(outputs.double(), 1)
     top = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
     return {
         "accuracy": float(counts.diagonal().sum().double() / counts.sum()),
         "balanced_accuracy": sum(each["recall"][c] for c in present) / len(present),
         **macro,
         "top5": float((top == y[:, None]).any(1).double().mean()),
+        "calibration_error": calibration_error(p, y),
+        "entropy": float(entropy(p).mean()),
         "loss": float(cross_entropy(outputs.double(), y)),
     }
 

@@ -71,6 +71,11 @@ def sq_norm(a: Mapping[str, Tensor]) -> Tensor:
     return dot(a, a)
 
 
+def vector(p: Mapping[str, Tensor]) -> Tensor:
+    """All numbers in one row, in the order of the names."""
+    return torch.cat([v.flatten() for v in p.values()])
+
+
 def move(x: Mapping[str, Tensor], to: Mapping[str, Tensor], rate: float) -> Params:
     """x + rate (to - x) for weights; buffers go all the way, whatever the rate."""
     return {k: v + rate * (to[k] - v) if not k.startswith(BUFFER) else to[k] for k, v in x.items()}

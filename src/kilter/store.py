@@ -120,6 +120,8 @@ class Store:
             return None
         try:
             saved = wire.decode(self.path(CHECKPOINT).read_bytes())
+            if not isinstance(saved, dict):
+                raise wire.Malformed("a checkpoint is a dict")
             self._versions = saved["nodes"]
             states = {name: wire.decode(self._node(name, v).read_bytes()) for name, v in self._versions.items()}
             found = saved["round"], saved["progress"], states

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from kilter.chance import derive
 from kilter.core import Batch, Params, Rows
 from kilter.errors import Mistake
+from kilter.layout import channels_inside, pool_first
 from kilter.metrics import Metric, measure
 from kilter.params import BUFFER, count, weights
 
@@ -46,7 +47,7 @@ class Task:
     ) -> None:
         self._make = module if not isinstance(module, nn.Module) else None
         net = copy.deepcopy(module) if isinstance(module, nn.Module) else self._fresh(0)
-        self._train, self._eval = net.train(), copy.deepcopy(net).eval()
+        self._train, self._eval = pool_first(copy.deepcopy(net)).train(), net.eval()
         self._init: dict[int, Params] = {}  # the last seed's initial model
         self.rows_loss = loss
         self.metrics = metrics
@@ -96,13 +97,39 @@ class Task:
             raise Mistake(f"This method needs a network with a submodule '{prefix}': name one so in your module.")
         return found
 
+    def head_shape(self) -> tuple[int, int]:
+        """(classes, features) of the linear layer `head`."""
+        head = self.part("head")
+        rows, columns = next(v.shape for k, v in self.init(0).items() if k in head and v.dim() == 2)
+        return rows, columns
+
     def outputs(self, params: Params, x: Tensor, training: bool = False) -> Tensor:
         """What the network says of x. In training, BatchNorm updates the buffers in `params` in place."""
-        if self._shift is not None and self._spread is not None:
-            x = (x - self._shift) / self._spread
         net = self._train if training else self._eval
-        out: Tensor = functional_call(net, {name: params[ours] for name, ours in self.names.items()}, (x,))
+        out: Tensor = functional_call(
+            net, {name: params[ours] for name, ours in self.names.items()}, (self.standard(x),)
+        )
         return out
+
+    def features(self, params: Params, x: Tensor, training: bool = False) -> Tensor:
+        """What the submodule `body` says of x; `outputs` is `head` of it."""
+        return self._part(self._train if training else self._eval, "body", params, self.standard(x))
+
+    def head(self, params: Params, features: Tensor) -> Tensor:
+        """What the submodule `head` says of features."""
+        return self._part(self._eval, "head", params, features)
+
+    def _part(self, net: nn.Module, part: str, params: Params, x: Tensor) -> Tensor:
+        if not hasattr(net, part):
+            self.part(part)  # says what is missing
+        names = {name: ours for name, ours in self.names.items() if name.startswith(part + ".")}
+        own = {name.removeprefix(part + "."): params[ours] for name, ours in names.items()}
+        out: Tensor = functional_call(getattr(net, part), own, (x,))
+        return out
+
+    def standard(self, x: Tensor) -> Tensor:
+        """x as the network wants it: standardised where the task says so."""
+        return x if self._shift is None or self._spread is None else (x - self._shift) / self._spread
 
     def losses(self, params: Params, batch: Batch) -> Tensor:
         """The training loss of each row."""
@@ -113,10 +140,15 @@ class Task:
         losses = self.losses(params, batch)
         return (losses * batch["weight"]).mean() if "weight" in batch else losses.mean()
 
-    @torch.no_grad()
     def predict(self, params: Params, x: Tensor) -> Tensor:
         """Outputs in evaluation mode, in batches."""
-        return torch.cat([self.outputs(params, part) for part in x.split(EVAL_BATCH)])
+        params = channels_inside(params)
+        return self.batched(lambda part: self.outputs(params, part), x)
+
+    @torch.no_grad()
+    def batched(self, f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """f(x), computed in batches and without gradients: `task.batched(lambda x: task.features(params, x), x)`."""
+        return torch.cat([f(part) for part in x.split(EVAL_BATCH)])
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         """The task's metrics of these outputs."""

@@ -62,11 +62,15 @@ def _regular(n: int, seed: int, degree: int = 4) -> nx.Graph:
 
 def _random(n: int, seed: int, probability: float = 0.3) -> nx.Graph:
     """Erdős–Rényi: every edge with this `probability`"""
+    if not 0 <= probability <= 1:
+        raise ValueError
     return _connected(lambda s: nx.gnp_random_graph(n, probability, s), seed, f"random:{probability}")
 
 
 def _small_world(n: int, seed: int, degree: int = 4, rewire: float = 0.1) -> nx.Graph:
     """Watts–Strogatz: a ring of `degree` neighbours, edges moved with probability `rewire`"""
+    if not 0 <= rewire <= 1:
+        raise ValueError
     if not 1 < degree < n:
         raise Mistake(f"small-world needs 1 < degree < nodes, not {degree} of {n}.")
     return _connected(lambda s: nx.watts_strogatz_graph(n, degree, rewire, s), seed, f"small-world:{degree}:{rewire}")
@@ -101,7 +105,7 @@ def _from_file(path: str, ids: Sequence[str]) -> nx.Graph:
         words = line.split("#")[0].replace(",", " ").split()
         if not words:
             continue
-        ends = [at.get(w, int(w) if w.isdigit() and int(w) < len(ids) else None) for w in words]
+        ends = [at.get(w, int(w) if w.isdecimal() and int(w) < len(ids) else None) for w in words]
         if len(ends) != 2 or None in ends or ends[0] == ends[1]:
             raise Mistake(
                 f"Line {number} of '{path}' is not an edge between two of the {len(ids)} nodes: '{line.strip()}'."

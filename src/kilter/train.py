@@ -19,6 +19,7 @@ from torch import Tensor
 from kilter.chance import generator
 from kilter.core import Fit, Params
 from kilter.errors import Mistake
+from kilter.layout import channels_inside
 from kilter.params import BUFFER
 from kilter.stacking.chance import Draws
 
@@ -142,7 +143,7 @@ def clip_(grads: list[Tensor], limit: float) -> None:
 
 def run_one(fit: Fit) -> Fitted:
     """One node's training, step by step."""
-    params = {k: v.clone() for k, v in fit.params.items()}
+    params = {k: v.clone() for k, v in channels_inside(fit.params).items()}
     names = trainable(fit)
     leaves = [params[k].requires_grad_() for k in names]
     state = fit.plan.begin(leaves)
@@ -162,7 +163,7 @@ def run_one(fit: Fit) -> Fitted:
                     clip_(grads, fit.plan.clip)
                 fit.plan.update(leaves, grads, state, t)
                 total += loss.detach()
-    return Fitted({k: v.detach() for k, v in params.items()}, float(total) / max(t, 1), t)
+    return Fitted({k: v.detach().contiguous() for k, v in params.items()}, float(total) / max(t, 1), t)
 
 
 def run(fits: Sequence[Fit], stack: bool = True) -> list[Fitted]:

@@ -6,6 +6,7 @@ client k, n_k their sum, q_k = n_kc / n_k, p = pooled label distribution. Logari
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -141,16 +142,14 @@ def counts(split: Split) -> NDArray[np.int64]:
     return np.stack([np.bincount(y[rows].numpy(), minlength=size) for rows in learnable(split).values()])
 
 
-def measure(split: Split) -> Skew:
-    """Every measure of a split."""
-    table = counts(split)
+def of_counts(names: Sequence[str], table: NDArray[np.int64], feature: float | None = None) -> Skew:
+    """Every measure that counts n_kc (clients, classes) give: all but that of features. A client without rows has q_k = 0."""
     n = table.sum(1)
     pooled = table.sum(0) / n.sum()
+    shares = table / np.maximum(n, 1)[:, None]
     each = tuple(
-        ClientSkew(
-            name, int(n[k]), int((row > 0).sum()), entropy(row / n[k]), kl(row / n[k], pooled), js(row / n[k], pooled)
-        )
-        for k, (name, row) in enumerate(zip(split.clients, table, strict=True))
+        ClientSkew(name, int(n[k]), int((table[k] > 0).sum()), entropy(q), kl(q, pooled), js(q, pooled))
+        for k, (name, q) in enumerate(zip(names, shares, strict=True))
     )
     kls: Floats = np.array([client.kl for client in each])
     jss: Floats = np.array([client.js for client in each])
@@ -165,5 +164,11 @@ def measure(split: Split) -> Skew:
         variation=variation(n),
         smallest=int(n.min()),
         largest=int(n.max()),
-        feature=feature_skew(split.dataset.x, split.dataset.y, list(learnable(split).values())),
+        feature=feature,
     )
+
+
+def measure(split: Split) -> Skew:
+    """Every measure of a split."""
+    feature = feature_skew(split.dataset.x, split.dataset.y, list(learnable(split).values()))
+    return of_counts(list(split.clients), counts(split), feature)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from kilter.chance import numpy_generator
 from kilter.core import Data, Rows, as_float
-from kilter.data.datasets import Dataset
+from kilter.data.datasets import Dataset, load
 from kilter.data.partitions import noise_std
 from kilter.data.rules import Parts, Rule, parse
 from kilter.errors import Mistake
@@ -132,6 +133,27 @@ def split(
 def rows_of(tables: Mapping[str, Tensor], index: Index) -> Rows:
     """These rows in ascending order."""
     return Rows(tables, torch.from_numpy(np.sort(index).astype(np.int64)))
+
+
+def public_file(path: str, dataset: Dataset) -> Rows:
+    """A user's file as public rows: all of it, of the data set's shape and classes, none of them among its rows."""
+    found = load(path, classes=dataset.classes)
+    mine, theirs = tuple(found.x.shape[1:]), tuple(dataset.x.shape[1:])
+    if mine != theirs:
+        raise Mistake(f"Rows of the public file '{path}' have shape {mine}, those of '{dataset.name}' {theirs}.")
+    held = {digest(dataset.x[i]) for i in torch.cat([dataset.train, dataset.test])}
+    both = sum(digest(x) in held for x in found.x)
+    if both:
+        raise Mistake(
+            f"{both} rows of the public file '{path}' are also in '{dataset.name}', where clients train and test on them: "
+            "give other rows, or set some aside (--public 10)."
+        )
+    return Rows.of(x=found.x, y=found.y)
+
+
+def digest(x: Tensor) -> bytes:
+    """Tells rows apart."""
+    return blake2b(as_float(x).contiguous().numpy().tobytes(), digest_size=16).digest()
 
 
 def set_aside(dataset: Dataset, rule: Rule, seed: int, per_class: int) -> tuple[Index, Index, Index]:

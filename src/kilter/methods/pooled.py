@@ -25,7 +25,7 @@ class Pooled(Method):
     def round(self, fed: Federation, state: Params) -> Params:
         return fed.hub(self.train, state)
 
-    @step
+    @step(alike=False)
     def hand_over(self, node: Node, _: None) -> Batch:
         return node.data.train.batch()
 

@@ -37,6 +37,8 @@ def result_table(folder: Path) -> Table:
             c = part["client_accuracy"] or {}
             spread = [percent(c.get(k)) for k in ("mean", "std", "min", "max", "worst_decile")]
             table.add_row(name, str(part["round"]), percent(part["global_accuracy"]), *spread)
+            for which, found in part.get("variants", {}).items():
+                table.add_row(f"  {which}", "", percent(found.get("accuracy")), *[""] * 5)
     table.caption = (
         f"global: {s['global_is']} on the common test set; clients: {s['client_is']}.\n"
         f"Traffic {size(s['bytes_up'])} up, {size(s['bytes_down'])} down; {s['seconds']:.1f} s"

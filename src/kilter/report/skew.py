@@ -9,6 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 
@@ -16,14 +17,17 @@ from kilter.data.skew import Skew, counts, measure
 from kilter.data.split import Split
 from kilter.errors import Mistake
 
+Counts = NDArray[np.int64]  # (clients, classes)
+
 WIDE = 12  # classes up to which a terminal shows numbers; beyond, one shaded cell a class
 SHADES = " ░▒▓█"
 CELLS = 36  # shaded cells at most: with more classes, neighbours share one
 
 
-def table(split: Split) -> Table:
-    """Clients by classes with shaded counts, then the measures of skew."""
-    skew, cells = measure(split), counts(split)
+def table(split: Split, skew: Skew | None = None, cells: Counts | None = None) -> Table:
+    """Clients by classes with shaded counts, then the measures of skew; the split's own unless others are given."""
+    skew = measure(split) if skew is None else skew
+    cells = counts(split) if cells is None else cells
     whole = Table.grid()
     whole.add_row(clients_table(split, skew, cells))
     whole.add_row("")
@@ -34,7 +38,7 @@ def table(split: Split) -> Table:
     return whole
 
 
-def clients_table(split: Split, skew: Skew, cells: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> Table:
+def clients_table(split: Split, skew: Skew, cells: Counts) -> Table:
     """One row a client."""
     top = max(1, int(cells.max()))
     names = split.dataset.classes
@@ -85,12 +89,13 @@ def heading(split: Split) -> str:
     return f"{split.dataset.name}, {split.partition}, {len(split.clients)} clients"
 
 
-def draw(split: Split, path: Path | str) -> None:
+def draw(split: Split, path: Path | str, cells: Counts | None = None) -> None:
     """A heat map of counts, clients by classes, with each client's total beside it; PNG or SVG by the path's suffix."""
     path = Path(path)
     if path.suffix.lower() not in (".png", ".svg"):
         raise Mistake(f"'{path}' is neither .png nor .svg: name the picture so.")
-    cells, ids, names = counts(split), list(split.clients), split.dataset.classes
+    cells = counts(split) if cells is None else cells
+    ids, names = list(split.clients), split.dataset.classes
     clients, classes = cells.shape
     numbered = clients <= 25 and classes <= 20
     cell = (0.62, 0.30) if numbered else (max(0.16, min(0.5, 8 / classes)), max(0.12, min(0.30, 9 / clients)))  # inches

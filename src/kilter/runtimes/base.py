@@ -1,6 +1,6 @@
 """What all runtimes share: who takes part, whom a message reaches, what a reply must look like, what each topology pools.
 
-A runtime says two things: `perform`, how a step is run at nodes, and `hub`, how one is run where aggregation happens.
+A runtime says one thing: `perform`, how a step is run at nodes.
 """
 
 from __future__ import annotations
@@ -8,27 +8,44 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from kilter import wire
 from kilter.chance import derive
-from kilter.core import SERVER, AtNodes, Each, Federation, Mail, Method, Node, Post, Replies, Step, Tree
+from kilter.core import SERVER, AtNodes, Data, Each, Federation, Mail, Method, Node, Post, Replies, Rows, Step, Tree
 from kilter.errors import Mistake
 from kilter.ledger import Ledger
-from kilter.runtimes.host import Done
+from kilter.robust import robust
+from kilter.runtimes.host import Done, perform
 from kilter.topology import topology
+
+NOTHING = Rows({}, torch.empty(0, dtype=torch.int64))
 
 
 class Runtime(Federation):
-    """A federation over some topology, up to how steps are performed."""
+    """A federation over some topology, up to how steps are performed.
 
-    def __init__(self, ids: Sequence[str], seed: int, spec: str) -> None:
+    `bench` is the common test set; `public` what the aggregator may hold.
+    """
+
+    def __init__(
+        self, ids: Sequence[str], seed: int, spec: str, bench: Rows | None = None, public: Rows | None = None
+    ) -> None:
         self.ids = tuple(ids)
         self.seed = seed
         self.round = 0
         self.topology = topology(spec, self.ids, seed)
         self.ledger = Ledger()
         self.role = ""  # who holds the aggregator's role (rotating)
+        self.robust = ""  # what is done to replies before they are combined (kilter.robust)
+        self.clients: dict[str, Data] = {}  # whose data is here
+        self.bench = bench
+        self.public = public
+        self.states: dict[str, dict[str, Tree]] = {}  # what is kept here, the aggregator's own among it
+        self.changed: set[str] = set()  # whose state is newer than the last checkpoint
 
     @abstractmethod
     def perform(self, name: str, messages: Mapping[str, Tree]) -> Mapping[str, Done]:
@@ -37,10 +54,16 @@ class Runtime(Federation):
     def bind(self, method: Method) -> None:
         """Take up a method before its first step, on a clean page."""
         self.round, self.role, self.ledger = 0, "", Ledger()
+        self.states, self.changed = {}, set()
         if "public" in method.needs and not self.has_public:
             raise Mistake(
                 f"{type(method).__name__} gives the aggregator a small public data set: "
-                "set public_per_class (--public 10) or give a file."
+                "set some rows of each class aside (--public 10) or give a file (--public-file)."
+            )
+        if "everyone" in method.needs and any(len(n) < len(self.ids) - 1 for n in self.topology.neighbours.values()):
+            raise Mistake(
+                f"In {type(method).__name__} anyone may write to anyone, which '{self.topology.spec}' does not allow: "
+                "use the topology full."
             )
         if "aggregator" in method.needs and self.topology.kind == "peers":
             raise Mistake(
@@ -50,7 +73,37 @@ class Runtime(Federation):
 
     @property
     def has_public(self) -> bool:
-        return False
+        return self.public is not None
+
+    def hub(self, step: Callable[..., Any], *messages: Tree) -> Any:
+        if self.topology.kind == "peers":
+            raise Mistake(
+                f"This method needs one aggregator and so cannot run under '{self.topology.spec}': use star or rotating."
+            )
+        hub = self.node(self.aggregator, step.__name__, self.round, self.states.setdefault(SERVER, {}))
+        before = fingerprint(hub.state)
+        (done,) = perform(lambda node, _: step(node, *messages), [hub], [None])
+        if done.error is not None:
+            raise done.error
+        if fingerprint(hub.state) != before:
+            self.changed.add(SERVER)
+        self.ledger.fitted(hub.step, done.fits, done.seconds)
+        self.ledger.notes += [{"node": hub.id, "step": hub.step, "note": text} for text in done.notes]
+        return done.reply
+
+    def node(self, name: str, step: str, round: int, state: dict[str, Tree]) -> Node:
+        """A node as its step sees it."""
+        peers = self.topology.neighbours.get(name, ())
+        # spread:train draws as train does, so peers over a full graph give the star's numbers
+        step = step.rpartition(":")[2]
+        data = self.clients.get(name, Data(NOTHING, NOTHING, NOTHING))
+        aggregates = self.topology.kind != "star" or name == SERVER  # now or in its turn
+        public = self.public if aggregates else None
+        return Node(name, data, self.seed, round, step, state, peers, public, self.bench)
+
+    def after(self, round: int) -> int:
+        """The round that follows this one; a participant that was away skips to where the others are."""
+        return round + 1
 
     def sample(self, cohort: float) -> tuple[str, ...]:
         if not 0 < cohort <= 1:
@@ -67,10 +120,17 @@ class Runtime(Federation):
         return SERVER if self.topology.kind == "star" else self.topology.aggregator(self.round, self.ids)
 
     def map(self, step: Step, message: Tree = None, to: Sequence[str] | None = None) -> Any:
-        return self.call(step.__name__, message, to)
+        return self.call(step.__name__, message, to, alike=getattr(step, "alike", True))
 
-    def call(self, name: str, message: Tree = None, to: Sequence[str] | None = None, training: bool = True) -> Any:
-        """`map`, by the step's name; `training=False` books its traffic as evaluation's."""
+    def call(
+        self,
+        name: str,
+        message: Tree = None,
+        to: Sequence[str] | None = None,
+        training: bool = True,
+        alike: bool = True,
+    ) -> Any:
+        """`map`, by the step's name; `training=False` books its traffic as evaluation's; `alike`: replies have one shape."""
         to = self._ordered(to)
         peers = self.topology.kind == "peers"
         if isinstance(message, Mail):
@@ -85,7 +145,7 @@ class Runtime(Federation):
                 size = sizes.setdefault(id(m), wire.size(m))
                 self.ledger.letter(self.aggregator, node, size, training)
         done = self.perform(name, messages)
-        replies = self._accept(name, {i: done[i] for i in to if i in done}, training)
+        replies = self._accept(name, {i: done[i] for i in to if i in done}, training, alike and training)
         if any(isinstance(r, Post) for r in replies.values()):
             return self.deliver({i: r for i, r in replies.items() if isinstance(r, Post)}, name)
         if not peers:
@@ -107,8 +167,8 @@ class Runtime(Federation):
                 boxes.setdefault(receiver, {})[sender] = letter
         return Mail(boxes)
 
-    def _accept(self, name: str, done: Mapping[str, Done], training: bool) -> dict[str, Tree]:
-        """Valid replies; the others go on record with a reason. Replies to one step have one shape: the commonest."""
+    def _accept(self, name: str, done: Mapping[str, Done], training: bool, alike: bool) -> dict[str, Tree]:
+        """Valid replies; the others go on record with a reason. The one shape of replies that are alike is the commonest."""
         replies: dict[str, Tree] = {}
         for node, d in done.items():
             self.ledger.fitted(name.rpartition(":")[2], d.fits, d.seconds)
@@ -121,7 +181,7 @@ class Runtime(Federation):
                 if training:
                     self.ledger.participants[node] = None
             self.ledger.notes += [{"node": node, "step": name, "note": text} for text in d.notes]
-        shapes = {i: wire.signature(r) for i, r in replies.items() if training and not isinstance(r, Post)}
+        shapes = {i: wire.signature(r) for i, r in replies.items() if alike and not isinstance(r, Post)}
         if len(set(shapes.values())) > 1:
             usual = Counter(shapes.values()).most_common(1)[0][0]
             for node, shape in shapes.items():
@@ -143,19 +203,19 @@ class Runtime(Federation):
         to = self._ordered(to)
         if self.topology.kind == "peers":
             if not isinstance(state, AtNodes):  # the first round: all begin alike, also who is not chosen or not there
-                self.call("adopt", state, training=False)
+                self.call(":adopt", state, training=False)
             order = {"to": list(to), "view": view.__name__ if view else None}
             mail = self.call(f"spread:{train.__name__}", order, to)
-            self.call(f"gather:{combine.__name__}", mail, to)
+            self.call(":".join(filter(None, ["gather", self.robust, combine.__name__])), mail, to)
             return AtNodes()
         if self.topology.kind == "rotating":
             self._hand_over(state)
         message = Each({i: view(state, i) for i in to}) if view else state
-        replies = self.call(train.__name__, message, to)
+        replies = self.call(train.__name__, message, to, alike=getattr(train, "alike", True))
         if not replies:
             self.ledger.failed(self.aggregator, combine.__name__, "no valid reply came back: the state stays as it was")
             return state
-        return self.hub(combine, state, replies)
+        return self.hub(combine, state, robust(replies, self.robust))
 
     def _ordered(self, to: Sequence[str] | None) -> tuple[str, ...]:
         """Always in the order of the federation's ids, so that sums do not depend on who was named first."""
@@ -167,6 +227,21 @@ class Runtime(Federation):
         if self.role and self.role != self.aggregator:
             self.ledger.letter(self.role, self.aggregator, wire.size(state))
         self.role = self.aggregator
+
+
+@dataclass
+class Seen:
+    """What a state was at one moment; equal if it has not changed since."""
+
+    marks: list[Any]  # which tensors (and how often written to), which values, how they nest
+    held: list[Any] = field(compare=False, repr=False)  # the tensors: an id is one's own only while one lives
+
+
+def fingerprint(state: Tree) -> Seen:
+    """Tells whether a state was changed."""
+    found = list(wire.leaves(state))
+    marks = [(p, id(v), v._version) if isinstance(v, torch.Tensor) else (p, v) for p, v in found]
+    return Seen([*marks, wire.structure(state)], found)
 
 
 def _difference(shape: tuple[Any, ...], usual: tuple[Any, ...]) -> str:

@@ -1,7 +1,7 @@
 """The nodes' side of every runtime: find a step by its name, run it at nodes, perform the fits they yield.
 
 Steps are found by name because code never travels: a worker, a cluster node and a hospital each have the method already.
-Besides the method's own steps there are four that belong to the framework: `evaluate`, and for peers `adopt`, by which every
+Besides the method's own steps there are four that belong to the framework: `:evaluate`, and for peers `:adopt`, by which every
 node takes up the first state, and `spread:train` and `gather:combine`, the two halves of `pool` where every node aggregates for
 itself.
 """
@@ -18,6 +18,7 @@ from kilter import train
 from kilter.core import AtNodes, Fit, Method, Node, Post, Replies, Step, Tree
 from kilter.errors import Mistake
 from kilter.evaluation import examine
+from kilter.robust import robust
 
 POOL = "~pool"  # where a peer keeps its own state of `pool`
 
@@ -36,19 +37,19 @@ class Done:
 def resolve(method: Method, name: str) -> Step:
     """The step of this name: the method's own or the framework's."""
     kind, _, inner = name.rpartition(":")
-    if name == "evaluate":
+    if name == ":evaluate":
         return lambda node, message: examine(
             method, node, _own(node, message["state"]), message["full"], isinstance(message["state"], AtNodes)
         )
-    if name == "adopt":
+    if name == ":adopt":
         return _adopt
     found: Any = getattr(method, inner, None)
     if not getattr(found, "is_step", False):
         raise Mistake(f"The method '{type(method).__name__}' has no step '{name}'.")
     if kind == "spread":
         return lambda node, message: _spread(method, found, node, message)
-    if kind == "gather":
-        return lambda node, message: _gather(found, node, message)
+    if kind.partition(":")[0] == "gather":
+        return lambda node, message: _gather(found, node, message, kind.partition(":")[2])
     return found
 
 
@@ -75,10 +76,10 @@ def _spread(method: Method, step: Step, node: Node, message: Tree) -> Generator[
     return Post({peer: reply for peer in message["to"] if peer in node.peers or peer == node.id})
 
 
-def _gather(step: Any, node: Node, box: dict[str, Tree]) -> Generator[Fit, Any, None]:
+def _gather(step: Any, node: Node, box: dict[str, Tree], rule: str) -> Generator[Fit, Any, None]:
     """Combine what my neighbours and I wrote into my own next state."""
     if box:
-        replies = Replies(box, of=len(node.peers) + 1)
+        replies = robust(Replies(box, of=len(node.peers) + 1), rule)
         node.state[POOL] = yield from _run(step(node, node.state[POOL], replies))
 
 

@@ -5,19 +5,20 @@ Every fit runs on one torch thread, so the numbers are the same whatever the num
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 
 from kilter.chance import derive
-from kilter.core import SERVER, Data, Method, Node, Rows, Tree
+from kilter.core import Data, Method, Rows, Tree
 from kilter.errors import Mistake
-from kilter.runtimes.base import Runtime
+from kilter.layout import keep_memory
+from kilter.runtimes.base import Runtime, fingerprint
 from kilter.runtimes.host import Done, perform, resolve
 from kilter.runtimes.workers import Workers
-from kilter.wire import leaves, structure
+from kilter.stacking.stack import compose, width
 
 
 class Absent(Exception):
@@ -42,7 +43,8 @@ class Simulation(Runtime):
     """Nodes of one machine, e.g. of `kilter.data.split(...)`.
 
     `clients` maps node ids to their data; `bench` is the common test set; `public` what the aggregator may hold; `faults` gives
-    a reason why a call at a node fails, or None. With `workers` > 1, steps run in that many processes.
+    a reason why a call at a node fails, or None. With `workers` > 1, steps run in that many processes. Clients are trained
+    several in one computation (see `kilter.stacking`); `stack=False` trains one by one, as nodes far apart do.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Simulation(Runtime):
         seed: int = 0,
         workers: int = 1,
         faults: Fault | None = None,
+        stack: bool = True,
     ) -> None:
         if not clients:
             raise Mistake("A federation needs at least one client.")
@@ -64,36 +67,23 @@ class Simulation(Runtime):
         if workers < 1:
             raise Mistake(f"There must be at least one worker, not {workers}.")
         torch.set_num_threads(1)
-        super().__init__(tuple(clients), seed, topology)
+        keep_memory()
+        super().__init__(tuple(clients), seed, topology, bench, public)
         self.clients = dict(clients)
-        self.bench = bench
-        self.public = public
         self.faults = faults
         self.workers = min(workers, len(self.ids))
-        self.states: dict[str, dict[str, Tree]] = {}  # what nodes keep, the aggregator's role among them
-        self.changed: set[str] = set()  # whose state is newer than the last checkpoint
+        self.stack = stack
+        self._width = 1  # clients trained in one computation
         self._method: Method | None = None
         self._pool: Workers | None = None
-
-    @property
-    def has_public(self) -> bool:
-        return self.public is not None
 
     def bind(self, method: Method) -> None:
         super().bind(method)
         self.close()
-        self.states, self.changed = {}, set()
         self._method = method
+        self._width = width(method.task.init(self.seed)) if self.stack and method.task else 1
         if self.workers > 1:
             self._pool = Workers(self.workers, self._run_here)
-
-    def node(self, name: str, step: str, round: int, state: dict[str, Tree]) -> Node:
-        """A node as its step sees it."""
-        nothing = Rows({}, torch.empty(0, dtype=torch.int64))
-        data = self.clients.get(name, Data(nothing, nothing, nothing))
-        peers = self.topology.neighbours.get(name, ())
-        # spread:train draws as train does, so peers over a full graph give the star's numbers
-        return Node(name, data, self.seed, round, step.rpartition(":")[2], state, peers, self.public, self.bench)
 
     def _run_here(
         self, name: str, round: int, messages: Mapping[str, Tree], states: Mapping[str, dict[str, Tree]]
@@ -108,19 +98,35 @@ class Simulation(Runtime):
             for n, d, old in zip(nodes, done, before, strict=True)
         }
 
+    def _run_all(
+        self,
+        name: str,
+        round: int,
+        chunks: Sequence[Sequence[str]],
+        messages: Mapping[str, Tree],
+        states: Mapping[str, dict[str, Tree]],
+    ) -> dict[str, tuple[Done, dict[str, Tree] | None]]:
+        """Chunk by chunk in this process."""
+        done: dict[str, tuple[Done, dict[str, Tree] | None]] = {}
+        for chunk in chunks:
+            done |= self._run_here(name, round, {i: messages[i] for i in chunk}, states)
+        return done
+
     def perform(self, name: str, messages: Mapping[str, Tree]) -> Mapping[str, Done]:
         done: dict[str, Done] = {}
         present: dict[str, Tree] = {}
         for i, message in messages.items():
-            fault = None if name in ("evaluate", "adopt") else self.faults
+            fault = None if name in (":evaluate", ":adopt") else self.faults
             reason = fault(self.seed, self.round, i, name) if fault else None
             if reason:
                 done[i] = Done(error=Absent(reason))
             else:
                 present[i] = message
         states = {i: self.states.get(i, {}) for i in present}
-        run = self._pool.run if self._pool else self._run_here
-        for i, (d, state) in run(name, self.round, present, states).items():
+        # Who is trained with whom never depends on the number of workers, so neither do the results.
+        chunks = compose({i: len(self.clients[i].train) for i in present}, self._width)
+        run = self._pool.run if self._pool else self._run_all
+        for i, (d, state) in run(name, self.round, chunks, present, states).items():
             if d.error is not None and not isinstance(d.error, Absent):
                 raise d.error
             done[i] = d
@@ -128,22 +134,6 @@ class Simulation(Runtime):
                 self.states[i] = state
                 self.changed.add(i)
         return done
-
-    def hub(self, step: Callable[..., Any], *messages: Tree) -> Any:
-        if self.topology.kind == "peers":
-            raise Mistake(
-                f"This method needs one aggregator and so cannot run under '{self.topology.spec}': use star or rotating."
-            )
-        hub = self.node(self.aggregator, step.__name__, self.round, self.states.setdefault(SERVER, {}))
-        before = fingerprint(hub.state)
-        (done,) = perform(lambda node, _: step(node, *messages), [hub], [None])
-        if done.error is not None:
-            raise done.error
-        if fingerprint(hub.state) != before:
-            self.changed.add(SERVER)
-        self.ledger.fitted(hub.step, done.fits, done.seconds)
-        self.ledger.notes += [{"node": hub.id, "step": hub.step, "note": text} for text in done.notes]
-        return done.reply
 
     def close(self) -> None:
         """Let the worker processes go."""
@@ -156,18 +146,3 @@ class Simulation(Runtime):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-@dataclass
-class Seen:
-    """What a state was at one moment; equal if it has not changed since."""
-
-    marks: list[Any]  # which tensors (and how often written to), which values, how they nest
-    held: list[Any] = field(compare=False, repr=False)  # the tensors: an id is one's own only while one lives
-
-
-def fingerprint(state: Tree) -> Seen:
-    """Tells whether a state was changed."""
-    found = list(leaves(state))
-    marks = [(p, id(v), v._version) if isinstance(v, torch.Tensor) else (p, v) for p, v in found]
-    return Seen([*marks, structure(state)], found)

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -42,18 +42,23 @@ class Workers:
             self._processes.append(process)
 
     def run(
-        self, name: str, round: int, messages: Mapping[str, Tree], states: Mapping[str, dict[str, Tree]]
+        self,
+        name: str,
+        round: int,
+        chunks: Sequence[Sequence[str]],
+        messages: Mapping[str, Tree],
+        states: Mapping[str, dict[str, Tree]],
     ) -> dict[str, tuple[Done, dict[str, Tree] | None]]:
         """Perform a step at these nodes, chunk by chunk, wherever a worker is free."""
         common = len({id(m) for m in messages.values()}) == 1
         broadcast = wire.encode(next(iter(messages.values()))) if common else b""
         told: set[int] = set()
-        chunks = [[i] for i in messages]
+        waiting = list(chunks)
         idle, busy = list(range(len(self._pipes))), 0
         answers: dict[str, tuple[Done, dict[str, Tree] | None]] = {}
-        while chunks or busy:
-            while chunks and idle:
-                worker, chunk = idle.pop(0), chunks.pop(0)
+        while waiting or busy:
+            while waiting and idle:
+                worker, chunk = idle.pop(0), list(waiting.pop(0))
                 order = {
                     "step": name,
                     "round": round,

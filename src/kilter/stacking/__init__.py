@@ -1,0 +1,1 @@
+"""Many clients trained as one computation: `stack` composes and trains, `layers` computes, `chance` draws."""

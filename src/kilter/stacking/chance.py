@@ -1,0 +1,94 @@
+"""Chance within a loss (dropout, noise): drawn from the client's own generator, so that it is the same alone and in a stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+from torch.overrides import TorchFunctionMode
+
+Recipe = Callable[[Generator], Tensor]
+FACTORIES = (torch.rand, torch.randn, torch.randint, torch.randperm)
+LIKE = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
+FEATURES = {F.dropout1d: 1, F.dropout2d: 2, F.dropout3d: 3}  # dropout of whole channels: how many dimensions each has
+
+
+class Lift(torch.autograd.Function):
+    """A function computed for all clients at once by a rule of its own: `Lift.apply(ids, rule, *tensors)` inside `vmap`.
+
+    `ids` (one number a client) is what makes `vmap` call the rule even where the clients share every other argument.
+    """
+
+    @staticmethod
+    def forward(*_: Any) -> Tensor:
+        raise NotImplementedError("stacked only; under further transforms a loss is trained one by one")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, ids: Tensor, rule: Callable[..., Any], *tensors: Any) -> Any:
+        return rule(info.batch_size, in_dims[2:], *tensors)
+
+
+class Draws(TorchFunctionMode):
+    """While this is on, random functions of torch draw from these generators: one a client, in the order of `ids`."""
+
+    def __init__(self, ids: Tensor | None, generators: Sequence[Generator]) -> None:
+        super().__init__()
+        self.ids, self.generators = ids, generators  # no ids: one client, not stacked
+        self.own: dict[Any, Callable[..., Any]] = {F.dropout: self.dropout}
+        self.own |= {f: self._factory(f) for f in FACTORIES}
+        self.own |= {f: self._like(f, make) for f, make in LIKE.items()}
+        self.own |= {f: self._feature_dropout(k) for f, k in FEATURES.items()}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return self.own.get(func, func)(*args, **(kwargs or {}))
+
+    def draw(self, recipe: Recipe) -> Tensor:
+        """Each client's own draw."""
+        if self.ids is None:
+            return recipe(self.generators[0])
+        out: Tensor = Lift.apply(self.ids, lambda n, dims: (torch.stack([recipe(g) for g in self.generators]), 0))
+        return out
+
+    def _factory(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def made(*args: Any, **kwargs: Any) -> Tensor:
+            if kwargs.get("generator") is not None:
+                return function(*args, **kwargs)
+            return self.draw(lambda g: function(*args, **{**kwargs, "generator": g}))
+
+        return made
+
+    def _like(self, function: Callable[..., Tensor], make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def made(input: Tensor, **kwargs: Any) -> Tensor:
+            shape, dtype = input.shape, kwargs.get("dtype") or input.dtype
+            if kwargs.get("generator") is not None:
+                return function(input, **kwargs)
+            return self.draw(lambda g: make(shape, dtype=dtype, generator=g))
+
+        return made
+
+    def dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        return self._drop(input, input.shape, p) if training and p else input
+
+    def _feature_dropout(self, space: int) -> Callable[..., Tensor]:
+        def dropped(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+            shape = (*input.shape[: input.dim() - space], *[1] * space)
+            return self._drop(input, torch.Size(shape), p) if training and p else input
+
+        return dropped
+
+    def _drop(self, input: Tensor, shape: torch.Size, p: float) -> Tensor:
+        if p == 1:
+            return input * 0
+        # The mask is drawn in the order of the indices whatever the input's place in memory.
+        dtype = input.dtype
+        mask = self.draw(lambda g: torch.empty(shape, dtype=dtype).bernoulli_(1 - p, generator=g))
+        return input * mask.div(1 - p)

@@ -1,0 +1,194 @@
+"""Layers with clients side by side: how `vmap` computes convolutions, pooling, normalisation and linear layers of many clients.
+
+`vmap` knows a rule for every function, but its rules for these give the client the wrong place in memory: they are slower than
+a loop over clients. Here clients stand beside each other in the channels, (rows, clients x channels, height, width) with the
+channels innermost in memory (`channels_last`): a convolution is then one grouped convolution, BatchNorm and GroupNorm keep each
+client's own statistics without knowing it, and what stands between them (ReLU, ...) stays in that place. Losses need not know: a
+`TorchFunctionMode` puts the rules below in place of the functions of torch while a stack is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._C import _functorch as functorch
+from torch._functorch.vmap import lazy_load_decompositions
+
+from kilter.stacking.chance import Draws
+
+Dims = tuple[int | None, ...]  # where in each argument the clients are; None: they share it
+Rule = Callable[..., tuple[Tensor, int]]  # (number of clients, dims, *tensors) -> (result, where the clients are)
+CHANNELWISE = (F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d)  # what is done to one channel at a time
+
+
+def for_all(n: int, function: Callable[[Tensor, list[Tensor]], Tensor], tensors: Sequence[Tensor]) -> Tensor:
+    """`torch.func.vmap(function, randomness="error")` of (who am I, these tensors), without its 100 us of looking into trees."""
+    lazy_load_decompositions()
+    level = functorch._vmap_increment_nesting(n, "error")
+    try:
+        me, *mine = [functorch._add_batch_dim(t, 0, level) for t in (torch.arange(n), *tensors)]
+        return functorch._remove_batch_dim(function(me, mine), level, n, 0)
+    finally:
+        functorch._vmap_decrement_nesting()
+
+
+class Layers(Draws):
+    """While this is on, heavy layers are computed clients side by side, and chance is each client's own."""
+
+    def __init__(self, me: Tensor, generators: Sequence[torch.Generator]) -> None:
+        super().__init__(me, generators)
+        self.me = me
+        self.own |= {
+            F.conv2d: self.conv2d,
+            F.linear: self.linear,
+            F.batch_norm: self.batch_norm,
+            F.group_norm: self.group_norm,
+            F.cross_entropy: self.cross_entropy,
+        }
+        self.own |= {f: partial(self.channelwise, f) for f in CHANNELWISE}
+
+    def lift(self, plain: Callable[..., Tensor], rule: Rule, *tensors: Tensor | None) -> Tensor:
+        """By the rule what `plain` would compute of these.
+
+        A public way is an autograd.Function with a `vmap` of its own, at 170 us a call; looking into vmap's tensors costs 10.
+        """
+        level = functorch.maybe_get_level(self.me)
+        found: list[Tensor | None] = []
+        dims: list[int | None] = []
+        for t in tensors:
+            if t is None or not functorch.is_functorch_wrapped_tensor(t):
+                found.append(t)
+                dims.append(None)
+            elif functorch.is_batchedtensor(t) and functorch.maybe_get_level(t) == level:
+                found.append(functorch.get_unwrapped(t))
+                dims.append(functorch.maybe_get_bdim(t))
+            else:  # a transform within the loss, which knows its own way
+                return plain(*tensors)
+        if not any(d is not None for d in dims):
+            return plain(*tensors)
+        out, dim = rule(len(self.generators), tuple(dims), *found)
+        return functorch._add_batch_dim(out, dim, level)
+
+    def conv2d(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        def rule(n: int, dims: Dims, x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, int]:
+            if dims[1] is None:  # one filter for all: more rows
+                if dims[0] is None or dims[2] is not None:
+                    raise NotImplementedError
+                out = F.conv2d(_first(n, x, dims[0]).flatten(0, 1), w, b, stride, padding, dilation, groups)
+                return out.unflatten(0, (n, -1)), 0
+            filters = _first(n, w, dims[1]).flatten(0, 1).contiguous(memory_format=torch.channels_last)
+            offsets = None if b is None else _flat(n, b, dims[2])
+            images = _beside(n, x, dims[0]).contiguous(memory_format=torch.channels_last)
+            return F.conv2d(images, filters, offsets, stride, padding, dilation, n * groups).unflatten(1, (n, -1)), 1
+
+        def plain(*tensors: Any) -> Tensor:
+            return F.conv2d(*tensors, stride, padding, dilation, groups)
+
+        return self.lift(plain, rule, input, weight, bias) if input.dim() == 4 else plain(input, weight, bias)
+
+    def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        def rule(n: int, dims: Dims, x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, int]:
+            if dims[1] is None:
+                return F.linear(_first(n, x, dims[0]), w) + (0 if b is None else _first(n, b, dims[2]).unsqueeze(1)), 0
+            rows, w = _first(n, x, dims[0]), _first(n, w, dims[1]).mT
+            if b is None:
+                return torch.bmm(rows, w), 0
+            return torch.baddbmm(_first(n, b, dims[2]).unsqueeze(1), rows, w), 0
+
+        if input.dim() == 2:
+            return self.lift(F.linear, rule, input, weight, bias)
+        return self.lift(F.linear, rule, input.flatten(0, -2), weight, bias).unflatten(0, input.shape[:-1])
+
+    def channelwise(self, function: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        def plain(x: Tensor) -> Any:
+            return function(x, *args, **kwargs)
+
+        def rule(n: int, dims: Dims, x: Tensor) -> tuple[Tensor, int]:
+            return plain(_beside(n, x, dims[0]).contiguous(memory_format=torch.channels_last)).unflatten(1, (n, -1)), 1
+
+        single = input.dim() == 4 and not kwargs.get("return_indices")
+        return self.lift(plain, rule, input) if single else plain(input)
+
+    def cross_entropy(
+        self, input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", **more: Any
+    ) -> Tensor:
+        def plain(x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(x, y, weight, reduction=reduction, **more)
+
+        def rule(n: int, dims: Dims, x: Tensor, y: Tensor) -> tuple[Tensor, int]:
+            return plain(_first(n, x, dims[0]).flatten(0, 1), _first(n, y, dims[1]).flatten(0, 1)).unflatten(0, (n, -1)), 0
+
+        by_row = input.dim() == 2 and weight is None and reduction == "none"
+        return self.lift(plain, rule, input, target) if by_row else plain(input, target)
+
+    def batch_norm(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        def rule(n: int, dims: Dims, x: Tensor, *own: Tensor | None) -> tuple[Tensor, int]:
+            if training and any(t is not None and d is None for t, d in zip(own[:2], dims[1:3], strict=True)):
+                raise NotImplementedError  # statistics that clients share cannot be each one's own
+            flat = [None if t is None else _flat(n, t, d) for t, d in zip(own, dims[1:], strict=True)]
+            out = F.batch_norm(_beside(n, x, dims[0]), *flat, training, momentum, eps)
+            return out.unflatten(1, (n, -1)), 1
+
+        def plain(*tensors: Any) -> Tensor:
+            return F.batch_norm(*tensors, training, momentum, eps)
+
+        return self.lift(plain, rule, input, running_mean, running_var, weight, bias)
+
+    def group_norm(
+        self,
+        input: Tensor,
+        num_groups: int,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        def rule(n: int, dims: Dims, x: Tensor, *own: Tensor | None) -> tuple[Tensor, int]:
+            flat = [None if t is None else _flat(n, t, d) for t, d in zip(own, dims[1:], strict=True)]
+            return F.group_norm(_beside(n, x, dims[0]), n * num_groups, *flat, eps).unflatten(1, (n, -1)), 1
+
+        def plain(x: Tensor, *own: Any) -> Tensor:
+            return F.group_norm(x, num_groups, *own, eps)
+
+        return self.lift(plain, rule, input, weight, bias)
+
+
+def _first(n: int, x: Tensor, dim: int | None) -> Tensor:
+    """(clients, ...)"""
+    if dim is None:
+        return x.expand(n, *x.shape)
+    return x.movedim(dim, 0) if dim else x
+
+
+def _beside(n: int, x: Tensor, dim: int | None) -> Tensor:
+    """(rows, clients x channels, ...)"""
+    x = x.unsqueeze(1).expand(-1, n, *x.shape[1:]) if dim is None else x.movedim(dim, 1)
+    return x.flatten(1, 2)
+
+
+def _flat(n: int, x: Tensor, dim: int | None) -> Tensor:
+    """(clients x channels); a view where it can be, so that running statistics are written where they are kept."""
+    return _first(n, x, dim).flatten()
