@@ -1,0 +1,240 @@
+"""What came of a study, from its run folders: one line a method in each cell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kilter.errors import Mistake
+from kilter.report.result import read_summary
+from kilter.store import read_rounds
+from kilter.study.measures import (
+    Difference,
+    bytes_to_target,
+    ecr_paper,
+    mean_std,
+    median_reached,
+    paired,
+    round_of_best,
+    rounds_to_target,
+)
+from kilter.study.plan import Job, Study
+from kilter.study.reading import MEASURES, Cell
+from kilter.study.runner import Failure, Folder
+from kilter.study.tuning import Choice
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run."""
+
+    seed: int
+    folder: str
+    accuracy: dict[str, float]  # by measure, at the last round
+    curves: dict[str, dict[int, float]]  # by measure: accuracy by round
+    spent: dict[int, int]  # bytes by round, up and down; round 0 is the set-up
+    worst: float | None  # mean accuracy of the worst tenth of the clients
+    clients: list[float]  # every client's accuracy at the last round
+    seconds: float
+    failures: int  # calls that failed
+    own_models: bool  # `global` is the mean over the clients' own models
+    setup_rounds: int
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method in a cell, over its seeds."""
+
+    label: str
+    runs: list[Run]
+    differences: dict[str, Difference | None]  # to the reference, by measure
+    rounds_to: list[int | None]  # by seed
+    bytes_to: list[int | None]
+    ecr: int | None
+    choice: Choice | None
+    paper: dict[str, float]
+
+    def values(self, measure: str) -> dict[int, float]:
+        """Accuracy by seed."""
+        return {r.seed: r.accuracy[measure] for r in self.runs if measure in r.accuracy}
+
+    def over_seeds(self, measure: str) -> tuple[float, float | None] | None:
+        found = list(self.values(measure).values())
+        return mean_std(found) if found else None
+
+    def mean(self, name: str) -> float | None:
+        """The mean over seeds of `bytes`, `seconds` or `worst`."""
+        found = [sum(r.spent.values()) if name == "bytes" else getattr(r, name) for r in self.runs]
+        known = [f for f in found if f is not None]
+        return sum(known) / len(known) if known else None
+
+    def reached(self, what: str) -> tuple[float | None, int]:
+        """Median of `rounds_to` or `bytes_to` over seeds, and how many seeds got there."""
+        found: list[int | None] = getattr(self, what)
+        return median_reached(found), sum(f is not None for f in found)
+
+    @property
+    def own_models(self) -> bool:
+        return any(r.own_models for r in self.runs)
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One table."""
+
+    cell: Cell
+    target: float | None
+    target_is: str
+    lines: list[Line]
+
+
+@dataclass(frozen=True)
+class Results:
+    """A study's tables, its failures and its tuning."""
+
+    study: Study
+    cells: list[CellResult]
+    failures: list[Failure]
+    choices: list[Choice]
+    budget: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def gather(
+    study: Study,
+    folder: Folder,
+    jobs: Sequence[Job],
+    failures: Sequence[Failure] = (),
+    choices: Mapping[tuple[str, str], Choice] | None = None,
+    budget: int = 0,
+) -> Results:
+    """The results of the finished runs among these jobs."""
+    chosen = dict(choices or {})
+    runs: dict[tuple[str, str], list[Run]] = {}
+    for job in jobs:
+        if folder.is_done(job):
+            runs.setdefault((job.cell.name, job.label), []).append(read_run(job, folder.run(job)))
+    cells = [_cell(study, cell, runs, chosen) for cell in study.cells]
+    versions = {json.dumps(r.versions, sort_keys=True) for some in runs.values() for r in some}
+    notes = []
+    if len(versions) > 1:
+        notes.append("The runs were made with different versions of their libraries: see `versions` in results.json.")
+    for label in [e.label for e in study.entries]:
+        if lost := sum(r.failures for (_, name), some in runs.items() if name == label for r in some):
+            notes.append(f"{lost} calls at clients failed within the runs of {label}: see their rounds.jsonl.")
+    return Results(study, cells, list(failures), list(chosen.values()), budget, notes)
+
+
+def read_run(job: Job, folder: Path) -> Run:
+    """A finished run's folder."""
+    summary, rounds = read_summary(folder), read_rounds(folder)
+    try:
+        clients = json.loads((folder / "clients.json").read_text())["last"]["clients"]
+        experiment = (folder / "experiment.toml").read_text()
+    except (OSError, ValueError, KeyError):
+        raise Mistake(f"'{folder}' is damaged: delete it, and the study runs it again.") from None
+    curves: dict[str, dict[int, float]] = {m: {} for m in MEASURES}
+    for r in rounds:
+        if (at := (r["global"] or {}).get("accuracy")) is not None:
+            curves["global"][r["round"]] = at
+        if at := (r["client"] or {}).get("accuracy"):
+            curves["client"][r["round"]] = at["mean"]
+    client = summary["client_accuracy"] or {}
+    last = {"global": summary["global_accuracy"], "client": client.get("mean")}
+    return Run(
+        seed=job.seed,
+        folder=job.folder,
+        accuracy={k: v for k, v in last.items() if v is not None},
+        curves=curves,
+        spent={r["round"]: r["bytes_up"] + r["bytes_down"] for r in rounds},
+        worst=client.get("worst_decile"),
+        clients=[a for c in clients.values() if (a := client_accuracy(c)) is not None],
+        seconds=summary["seconds"],
+        failures=summary["failures"],
+        own_models=summary["global_is"] != "the global model",
+        setup_rounds=summary.get("setup_rounds", 0),
+        versions=_versions(experiment),
+    )
+
+
+def _versions(text: str) -> dict[str, str]:
+    import tomllib
+
+    found: dict[str, str] = tomllib.loads(text).get("versions", {})
+    return found
+
+
+def client_accuracy(report: Mapping[str, Any]) -> float | None:
+    """With the model a client would use: its own where it has one."""
+    part = report.get("own_test") or report.get("test") or {}
+    return part.get("accuracy")
+
+
+def _cell(
+    study: Study, cell: Cell, runs: Mapping[tuple[str, str], list[Run]], chosen: Mapping[tuple[str, str], Choice]
+) -> CellResult:
+    mine = {e.label: runs.get((cell.name, e.label), []) for e in study.entries}
+    target, target_is = _target(study, cell, mine[study.reference])
+    ecr = _ecr(study, mine)
+    reference = {m: {r.seed: r.accuracy[m] for r in mine[study.reference] if m in r.accuracy} for m in MEASURES}
+    lines = []
+    for label, some in mine.items():
+        values = {m: {r.seed: r.accuracy[m] for r in some if m in r.accuracy} for m in MEASURES}
+        curves = [(r.curves[study.measure], r.spent) for r in some]
+        lines.append(
+            Line(
+                label,
+                some,
+                {m: None if label == study.reference else paired(values[m], reference[m]) for m in MEASURES},
+                [] if target is None else [rounds_to_target(c, target) for c, _ in curves],
+                [] if target is None else [bytes_to_target(c, s, target) for c, s in curves],
+                ecr.get(label),
+                chosen.get((cell.name, label)),
+                _printed(study, cell, label),
+            )
+        )
+    return CellResult(cell, target, target_is, lines)
+
+
+def _target(study: Study, cell: Cell, reference: Sequence[Run]) -> tuple[float | None, str]:
+    given = study.target_of(cell)
+    if given is not None:
+        return given, f"{100 * given:g} %"
+    final = [r.accuracy[study.measure] for r in reference if study.measure in r.accuracy]
+    if study.target != "reference" or not final:
+        return None, "no target"
+    mean = sum(final) / len(final)
+    return mean, f"{study.reference}'s final {100 * mean:.1f} %"
+
+
+def mean_curve(runs: Sequence[Run], measure: str) -> dict[int, float]:
+    """The mean over seeds at the rounds that every run evaluated."""
+    curves = [r.curves[measure] for r in runs if r.curves[measure]]
+    common = sorted(set.intersection(*map(set, curves))) if curves else []
+    return {t: sum(c[t] for c in curves) / len(curves) for t in common}
+
+
+def _ecr(study: Study, mine: Mapping[str, Sequence[Run]]) -> dict[str, int | None]:
+    """The paper's ECR of the curves' means over seeds; without proposed methods everyone counts to its own maximum."""
+    curves = {label: c for label, runs in mine.items() if (c := mean_curve(runs, study.measure))}
+    proposed = {k: c for k, c in curves.items() if k in study.proposed}
+    baselines = {k: c for k, c in curves.items() if k not in study.proposed}
+    if not baselines:
+        return {k: round_of_best(c) for k, c in curves.items()}
+    setup = {k: max(r.setup_rounds for r in mine[k]) for k in proposed}
+    return ecr_paper(baselines, proposed, setup).rounds
+
+
+def _printed(study: Study, cell: Cell, label: str) -> dict[str, float]:
+    """What the paper prints for this method in this cell."""
+    numbers = [n for n in study.paper.get("numbers", []) if n["method"] == label]
+    seen = vars(study.experiment(cell, study.entry(label), study.seeds[0])) if numbers else {}
+    for n in numbers:
+        wanted = {k: v for k, v in n.items() if k not in ("method", "rounds_to", "std", *MEASURES)}
+        if all(str(seen[k]) == str(v) for k, v in wanted.items()):
+            return {k: float(n[k]) for k in (*MEASURES, "rounds_to", "std") if k in n}
+    return {}

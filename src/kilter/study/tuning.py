@@ -1,0 +1,141 @@
+"""Hyper-parameters chosen on validation rows, with the same budget for every method; never on test rows.
+
+Every method that has something to tune gets the same number of runs in each cell, B: the largest number of candidates any of
+them has, or `tune_budget`. A method with fewer candidates tries each with B // candidates seeds; one with more tries B of them,
+drawn by chance of the study's name. Tuning seeds follow the reported ones and are never reported, so that a choice cannot
+flatter the runs it is judged by. The score is the validation accuracy at the last round, over all clients' validation rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from kilter.chance import numpy_generator
+from kilter.errors import Mistake, unknown
+from kilter.report.result import read_summary
+from kilter.study.plan import Job, Study
+from kilter.study.reading import LOCAL, Cell, Entry, matches
+from kilter.study.runner import Folder
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What tuning chose for a method in a cell."""
+
+    cell: str
+    label: str
+    settings: Settings
+    score: float | None  # the best mean validation accuracy; None: there was only one candidate, or no run ended
+    runs: int
+    tried: list[tuple[Settings, float | None]] = field(default_factory=list)
+
+
+def grid_of(study: Study, entry: Entry) -> dict[str, list[Any]]:
+    """The values to try for each field of this method; what its line in the study fixes is not tuned."""
+    found: dict[str, list[Any]] = {}
+    for name, values in study.tune.items():
+        if isinstance(values, Mapping):
+            if name in (entry.method, entry.label):
+                found |= {k: list(v) for k, v in values.items()}
+        elif name in entry.own or name in LOCAL:
+            found[name] = list(values)
+    return {k: v for k, v in found.items() if k not in entry.settings}
+
+
+def check(study: Study) -> None:
+    """Every field to tune is a list and belongs to some method of the study."""
+    everywhere = {name for e in study.entries for name in e.own} | set(LOCAL)
+    names = {n for e in study.entries for n in (e.method, e.label)}
+    for name, values in study.tune.items():
+        if isinstance(values, Mapping):
+            if name not in names:
+                raise unknown("method in [tune]", name, names)
+            for entry in study.entries:
+                if name in (entry.method, entry.label):
+                    for key in values:
+                        if key not in entry.own and key not in LOCAL:
+                            raise unknown(f"setting of {name} in [tune]", key, [*entry.own, *LOCAL])
+        elif name not in everywhere:
+            raise unknown("field to tune (no method of the study has it)", name, everywhere)
+        for key, some in values.items() if isinstance(values, Mapping) else [(name, values)]:
+            if not isinstance(some, list) or not some:
+                raise Mistake(f"'{key}' of [tune] takes a list of values to try, not {some!r}.")
+    if study.tune:
+        for job in study.jobs():
+            if job.experiment.valid <= 0:
+                raise Mistake("Tuning needs validation rows: set `valid` above 0.")
+
+
+def candidates(study: Study, entry: Entry) -> list[Settings]:
+    """All combinations of the values to try; with none, nothing."""
+    grid = grid_of(study, entry)
+    return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())] if grid else []
+
+
+def budget(study: Study) -> int:
+    """How many tuning runs each method gets in each cell."""
+    return study.tune_budget or max((len(candidates(study, e)) for e in study.entries), default=0)
+
+
+def trials(study: Study) -> list[Job]:
+    """Every tuning run."""
+    check(study)
+    found: list[Job] = []
+    runs = budget(study)
+    for cell, entry in product(study.cells, study.entries):
+        some = candidates(study, entry)
+        if len(some) < 2:
+            continue
+        if len(some) > runs:
+            keep = numpy_generator("tune", study.name, entry.label).permutation(len(some))[:runs]
+            some = [some[k] for k in sorted(keep)]
+        for settings in some:
+            for seed in range(max(study.seeds) + 1, max(study.seeds) + 1 + max(1, runs // len(some))):
+                found.append(Job(cell, entry.label, seed, study.experiment(cell, entry, seed, settings), settings))
+    for job in found:
+        tell_apart(study, job.cell, study.entry(job.label))
+    return found
+
+
+def tell_apart(study: Study, cell: Cell, entry: Entry) -> None:
+    """A field that a [when] fixes for this method and cell cannot be tuned there too."""
+    seen = {**study.common, **cell.values}
+    for wanted, changes in study.when:
+        mine = {"method", "label"} & set(wanted)
+        if mine and all(matches(entry, seen, k, v) for k, v in wanted.items()):
+            for name in set(changes) & set(grid_of(study, entry)):
+                raise Mistake(f"'{name}' of {entry.label} is both fixed by a [when] and tuned: keep one of the two.")
+
+
+def choose(study: Study, jobs: Sequence[Job], folder: Folder) -> dict[tuple[str, str], Choice]:
+    """The candidate with the highest mean score in each cell, the first of equals; from the finished trials."""
+    found: dict[tuple[str, str], Choice] = {}
+    for cell, entry in product(study.cells, study.entries):
+        some = candidates(study, entry)
+        if not some:
+            continue
+        mine = [j for j in jobs if j.cell.name == cell.name and j.label == entry.label]
+        tried = []
+        for settings in some if mine else []:
+            scores = [score(folder, j) for j in mine if j.settings == settings]
+            if scores:
+                known = [s for s in scores if s is not None]
+                tried.append((settings, sum(known) / len(known) if len(known) == len(scores) else None))
+        best = max((t for t in tried if t[1] is not None), key=lambda t: t[1] or 0.0, default=(some[0], None))
+        found[cell.name, entry.label] = Choice(cell.name, entry.label, best[0], best[1], len(mine), tried)
+    return found
+
+
+def score(folder: Folder, job: Job) -> float | None:
+    """Validation accuracy at the last round (or minus the loss); None for a run that did not end."""
+    if not folder.is_done(job):
+        return None
+    valid = read_summary(folder.run(job))["last"]["valid"]
+    if not valid:
+        return None
+    return float(valid["accuracy"] if "accuracy" in valid else -valid["loss"])
