@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from kilter.stacking import stack
 from kilter.stacking.stack import compose, kind, run_stack, stacks, width
 from kilter.tasks import Task
 from kilter.train import SGD, Adam, Fitted, Plan, run, run_one
-from small import bits, digits, federation, method, mlp_task, near, normed_task, same, skewed
+from small import bits, digits, federation, method, mlp_task, near, normed_task, same, skewed, topologies
 
 TOLERANCE = 2e-5  # of numbers of size one, after some ten steps; momentum and BatchNorm carry rounding on
 SIZES = (50, 16, 50, 34, 7)  # rows of the clients: equal ones, less than a batch, partial last batches
@@ -70,7 +71,7 @@ def test_every_method_gives_the_same_stacked(name: str, make: Callable[[], Task]
     stack._told.clear()
     found = []
     for stacked in (True, False):
-        with federation(stack=stacked) as fed:
+        with federation(stack=stacked, topology=topologies(name)[0]) as fed:
             result = federate(method(name, make()), fed, rounds=2)
             found.append((tensors(result.state), {i: tensors(s) for i, s in fed.states.items()}, result.rounds))
     (state, kept, rounds), (state_alone, kept_alone, rounds_alone) = found
@@ -152,7 +153,7 @@ def test_attention_over_sequences() -> None:
 def test_batchnorm_keeps_everyones_own_statistics() -> None:
     found = agree(requests(normed_task(), SGD(lr=0.1, batch=16, epochs=2)))
     means = [f.params["~body.2.running_mean"] for f in found]
-    assert not any(torch.allclose(a, b, atol=1e-3) for a, b in zip(means, means[1:], strict=False))
+    assert not any(torch.allclose(a, b, atol=1e-3) for a, b in pairwise(means))
     assert [int(f.params["~body.2.num_batches_tracked"]) for f in found] == [f.steps for f in found] == [8, 2, 8, 6, 2]
 
 

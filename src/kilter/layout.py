@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 
 from kilter.core import Params
@@ -46,5 +45,9 @@ def keep_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # another libc
         return
-    for setting, value in ((-3, 32 << 20), (-1, 512 << 20), (-2, 64 << 20)):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD
+    for setting, value in (
+        (-3, 32 << 20),
+        (-1, 512 << 20),
+        (-2, 64 << 20),
+    ):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD
         mallopt(setting, value)

@@ -1,6 +1,6 @@
 """Persistent worker processes on this machine. Forked, so data and method are there without being sent.
 
-Orders and answers go through pipes in the wire format, as between sites. A worker that loses its parent ends.
+Orders and answers go through pipes, the tensors of answers through shared memory. A worker that loses its parent ends.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 
-from kilter import wire
-from kilter.core import Post, Tree
+from kilter.core import Tree
 from kilter.errors import Mistake
 from kilter.runtimes.host import Done
+from kilter.runtimes.parcels import Shelf, copied, packed, unpacked
 
 Run = Callable[..., dict[str, tuple[Done, dict[str, Tree] | None]]]
 
@@ -32,10 +33,11 @@ class Workers:
         context = multiprocessing.get_context("fork")
         self._pipes: list[Connection] = []
         self._processes = []
-        for _ in range(count):
+        self._shelves = [Shelf() for _ in range(count)]
+        for shelf in self._shelves:
             mine, theirs = context.Pipe()
             others = list(self._pipes)
-            process = context.Process(target=_serve, args=(theirs, [mine, *others], work), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, [mine, *others], shelf, work), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(mine)
@@ -51,14 +53,16 @@ class Workers:
     ) -> dict[str, tuple[Done, dict[str, Tree] | None]]:
         """Perform a step at these nodes, chunk by chunk, wherever a worker is free."""
         common = len({id(m) for m in messages.values()}) == 1
-        broadcast = wire.encode(next(iter(messages.values()))) if common else b""
+        broadcast = packed(next(iter(messages.values()))) if common else b""
         told: set[int] = set()
+        room: dict[int, int | None] = {}  # where each busy worker puts its answer's tensors
         waiting = list(chunks)
         idle, busy = list(range(len(self._pipes))), 0
         answers: dict[str, tuple[Done, dict[str, Tree] | None]] = {}
         while waiting or busy:
             while waiting and idle:
                 worker, chunk = idle.pop(0), list(waiting.pop(0))
+                room[worker] = self._shelves[worker].take()
                 order = {
                     "step": name,
                     "round": round,
@@ -66,15 +70,16 @@ class Workers:
                     "messages": None if common else {i: messages[i] for i in chunk},
                     "states": {i: states[i] for i in chunk},
                     "broadcast": common and worker not in told,
+                    "room": room[worker],
                 }
-                self._send(worker, wire.encode(order))
+                self._send(worker, packed(order))
                 if order["broadcast"]:
                     self._send(worker, broadcast)
                     told.add(worker)
                 busy += 1
             for pipe in wait(self._pipes):
                 worker = self._pipes.index(pipe)  # type: ignore[arg-type]
-                answers |= _read(self._receive(worker))
+                answers |= _read(self._shelves[worker].read(self._receive(worker), room[worker]))
                 idle.append(worker)
                 busy -= 1
         return answers
@@ -108,7 +113,7 @@ class Workers:
                 process.kill()
 
 
-def _serve(pipe: Connection, foreign: list[Connection], work: Run) -> None:
+def _serve(pipe: Connection, foreign: list[Connection], shelf: Shelf, work: Run) -> None:
     """A worker's life."""
     for other in foreign:  # the parent's ends, inherited by the fork: with them open nobody would see the parent go
         other.close()
@@ -117,44 +122,36 @@ def _serve(pipe: Connection, foreign: list[Connection], work: Run) -> None:
     message: Tree = None
     while True:
         try:
-            order = wire.decode(pipe.recv_bytes())
+            order = unpacked(pipe.recv_bytes())
             if order["broadcast"]:
-                message = wire.decode(pipe.recv_bytes())
+                message = unpacked(pipe.recv_bytes())
         except (EOFError, OSError):
             return
         messages = order["messages"] or dict.fromkeys(order["nodes"], message)
+        room = None if order["room"] is None else shelf.room(order["room"])
         try:
             done = work(order["step"], order["round"], messages, order["states"])
-            answer = {i: _written(d, state) for i, (d, state) in done.items()}
+            answer = packed({i: (_written(d), state) for i, (d, state) in done.items()}, room)
         except Exception as e:
-            answer = {i: _written(Done(error=e), None) for i in order["nodes"]}
-        pipe.send_bytes(wire.encode(answer))
+            answer = packed({i: (_written(Done(error=e)), None) for i in order["nodes"]})
+        pipe.send_bytes(answer)
 
 
-def _written(d: Done, state: dict[str, Tree] | None) -> dict[str, Any]:
-    error = None
-    if d.error is not None:
-        text = str(d.error) if isinstance(d.error, Mistake) else "".join(traceback.format_exception(d.error))
-        error = [isinstance(d.error, Mistake), text]
-    return {
-        "reply": dict(d.reply) if isinstance(d.reply, Post) else d.reply,
-        "post": isinstance(d.reply, Post),
-        "error": error,
-        "fits": d.fits,
-        "seconds": d.seconds,
-        "notes": d.notes,
-        "state": state,
-    }
+def _written(d: Done) -> tuple[Done, tuple[bool, str] | None]:
+    """An outcome without its exception, which may be of a kind that cannot be packed: (ours, text) in its place."""
+    if d.error is None:
+        return d, None
+    ours = isinstance(d.error, Mistake)
+    text = str(d.error) if ours else "".join(traceback.format_exception(d.error))
+    return replace(d, error=None), (ours, text)
 
 
-def _read(data: bytes) -> dict[str, tuple[Done, dict[str, Tree] | None]]:
-    answers = {}
-    for node, a in wire.decode(data).items():
-        error: Exception | None = None
-        if a["error"]:
-            ours, text = a["error"]
-            error = Mistake(text) if ours else RuntimeError(f"a step failed in a worker:\n{text}")
-        reply = Post(a["reply"]) if a["post"] else a["reply"]
-        fits = [(loss, steps) for loss, steps in a["fits"]]
-        answers[node] = Done(reply, error, fits, a["seconds"], a["notes"]), a["state"]
-    return answers
+def _read(answer: Mapping[str, Any]) -> dict[str, tuple[Done, dict[str, Tree] | None]]:
+    read = {}
+    for node, ((d, error), state) in answer.items():
+        if error:
+            ours, text = error
+            d.error = Mistake(text) if ours else RuntimeError(f"a step failed in a worker:\n{text}")
+        # A state stays for long: a copy, so that it does not keep the shared memory from being used again.
+        read[node] = d, None if state is None else copied(state)
+    return read

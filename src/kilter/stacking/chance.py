@@ -16,31 +16,31 @@ LIKE = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
 FEATURES = {F.dropout1d: 1, F.dropout2d: 2, F.dropout3d: 3}  # dropout of whole channels: how many dimensions each has
 
 
-class Lift(torch.autograd.Function):
-    """A function computed for all clients at once by a rule of its own: `Lift.apply(ids, rule, *tensors)` inside `vmap`.
-
-    `ids` (one number a client) is what makes `vmap` call the rule even where the clients share every other argument.
-    """
+class _Drawn(torch.autograd.Function):
+    """`_Drawn.apply(me, draw)` inside `vmap`: what `draw()` gives, first dimension the clients. It makes chance itself, outside."""
 
     @staticmethod
     def forward(*_: Any) -> Tensor:
-        raise NotImplementedError("stacked only; under further transforms a loss is trained one by one")
+        raise NotImplementedError("chance under a transform within the loss")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         pass
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, ids: Tensor, rule: Callable[..., Any], *tensors: Any) -> Any:
-        return rule(info.batch_size, in_dims[2:], *tensors)
+    def vmap(info: Any, in_dims: Any, me: Tensor, draw: Callable[[], Tensor]) -> tuple[Tensor, int]:
+        return draw(), 0
 
 
 class Draws(TorchFunctionMode):
-    """While this is on, random functions of torch draw from these generators: one a client, in the order of `ids`."""
+    """While this is on, random functions of torch draw from these generators, one a client.
 
-    def __init__(self, ids: Tensor | None, generators: Sequence[Generator]) -> None:
+    `me` is any number that differs by client within `vmap`; None: a single client, not stacked.
+    """
+
+    def __init__(self, me: Tensor | None, generators: Sequence[Generator]) -> None:
         super().__init__()
-        self.ids, self.generators = ids, generators  # no ids: one client, not stacked
+        self.me, self.generators = me, generators
         self.own: dict[Any, Callable[..., Any]] = {F.dropout: self.dropout}
         self.own |= {f: self._factory(f) for f in FACTORIES}
         self.own |= {f: self._like(f, make) for f, make in LIKE.items()}
@@ -53,9 +53,9 @@ class Draws(TorchFunctionMode):
 
     def draw(self, recipe: Recipe) -> Tensor:
         """Each client's own draw."""
-        if self.ids is None:
+        if self.me is None:
             return recipe(self.generators[0])
-        out: Tensor = Lift.apply(self.ids, lambda n, dims: (torch.stack([recipe(g) for g in self.generators]), 0))
+        out: Tensor = _Drawn.apply(self.me, lambda: torch.stack([recipe(g) for g in self.generators]))  # type: ignore[no-untyped-call]
         return out
 
     def _factory(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -2,9 +2,9 @@
 
 `vmap` knows a rule for every function, but its rules for these give the client the wrong place in memory: they are slower than
 a loop over clients. Here clients stand beside each other in the channels, (rows, clients x channels, height, width) with the
-channels innermost in memory (`channels_last`): a convolution is then one grouped convolution, BatchNorm and GroupNorm keep each
-client's own statistics without knowing it, and what stands between them (ReLU, ...) stays in that place. Losses need not know: a
-`TorchFunctionMode` puts the rules below in place of the functions of torch while a stack is trained.
+channels innermost in memory: a convolution is then one grouped convolution, BatchNorm and GroupNorm keep each client's own
+statistics without knowing it, and what stands between them (ReLU, ...) stays in that place. Losses need not know: `Layers` puts
+the rules below in place of the functions of torch while a stack is trained. All other functions are left to `vmap`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._C import _functorch as functorch
-from torch._functorch.vmap import lazy_load_decompositions
+from torch._functorch import vmap as torchs
 
 from kilter.stacking.chance import Draws
 
 Dims = tuple[int | None, ...]  # where in each argument the clients are; None: they share it
+Plain = Callable[..., Any]  # a function of torch with its settings, of tensors alone
 Rule = Callable[..., tuple[Tensor, int]]  # (number of clients, dims, *tensors) -> (result, where the clients are)
 CHANNELWISE = (F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d)  # what is done to one channel at a time
 
 
 def for_all(n: int, function: Callable[[Tensor, list[Tensor]], Tensor], tensors: Sequence[Tensor]) -> Tensor:
-    """`torch.func.vmap(function, randomness="error")` of (who am I, these tensors), without its 100 us of looking into trees."""
-    lazy_load_decompositions()
-    level = functorch._vmap_increment_nesting(n, "error")
+    """`torch.func.vmap(function)` of (who am I, these tensors), without its 100 us a call of looking into trees."""
+    torchs.lazy_load_decompositions()  # type: ignore[attr-defined]
+    level = functorch._vmap_increment_nesting(n, "error")  # chance that is not a client's own is an error
     try:
         me, *mine = [functorch._add_batch_dim(t, 0, level) for t in (torch.arange(n), *tensors)]
         return functorch._remove_batch_dim(function(me, mine), level, n, 0)
@@ -42,7 +43,6 @@ class Layers(Draws):
 
     def __init__(self, me: Tensor, generators: Sequence[torch.Generator]) -> None:
         super().__init__(me, generators)
-        self.me = me
         self.own |= {
             F.conv2d: self.conv2d,
             F.linear: self.linear,
@@ -52,12 +52,12 @@ class Layers(Draws):
         }
         self.own |= {f: partial(self.channelwise, f) for f in CHANNELWISE}
 
-    def lift(self, plain: Callable[..., Tensor], rule: Rule, *tensors: Tensor | None) -> Tensor:
-        """By the rule what `plain` would compute of these.
+    def lift(self, plain: Plain, rule: Rule, *tensors: Tensor | None) -> Any:
+        """What `plain` would compute of these, by the rule.
 
-        A public way is an autograd.Function with a `vmap` of its own, at 170 us a call; looking into vmap's tensors costs 10.
+        The public way is an autograd.Function with a `vmap` of its own, at 170 us a call; looking into vmap's tensors costs 10.
         """
-        level = functorch.maybe_get_level(self.me)
+        level = functorch.maybe_get_level(self.me)  # type: ignore[arg-type]
         found: list[Tensor | None] = []
         dims: list[int | None] = []
         for t in tensors:
@@ -69,7 +69,7 @@ class Layers(Draws):
                 dims.append(functorch.maybe_get_bdim(t))
             else:  # a transform within the loss, which knows its own way
                 return plain(*tensors)
-        if not any(d is not None for d in dims):
+        if not any(d is not None for d in dims):  # the clients share everything
             return plain(*tensors)
         out, dim = rule(len(self.generators), tuple(dims), *found)
         return functorch._add_batch_dim(out, dim, level)
@@ -83,57 +83,47 @@ class Layers(Draws):
         padding: Any = 0,
         dilation: Any = 1,
         groups: int = 1,
-    ) -> Tensor:
-        def rule(n: int, dims: Dims, x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, int]:
-            if dims[1] is None:  # one filter for all: more rows
-                if dims[0] is None or dims[2] is not None:
-                    raise NotImplementedError
-                out = F.conv2d(_first(n, x, dims[0]).flatten(0, 1), w, b, stride, padding, dilation, groups)
-                return out.unflatten(0, (n, -1)), 0
-            filters = _first(n, w, dims[1]).flatten(0, 1).contiguous(memory_format=torch.channels_last)
-            offsets = None if b is None else _flat(n, b, dims[2])
-            images = _beside(n, x, dims[0]).contiguous(memory_format=torch.channels_last)
-            return F.conv2d(images, filters, offsets, stride, padding, dilation, n * groups).unflatten(1, (n, -1)), 1
+    ) -> Any:
+        def plain(x: Any, w: Any, b: Any, clients: int = 1) -> Tensor:
+            return F.conv2d(x, w, b, stride, padding, dilation, clients * groups)
 
-        def plain(*tensors: Any) -> Tensor:
-            return F.conv2d(*tensors, stride, padding, dilation, groups)
+        def rule(n: int, dims: Dims, x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, int]:
+            if dims[1] is None and (b is None or dims[2] is None):  # one filter for all: more rows
+                return plain(_first(n, x, dims[0]).flatten(0, 1), w, b).unflatten(0, (n, -1)), 0
+            filters = _inside(_first(n, w, dims[1]).flatten(0, 1))
+            if (
+                n * w.shape[-3] == 1
+            ):  # one client, one channel: both layouts look alike to torch, which takes the slow one
+                filters = filters.as_strided(filters.shape, (filters[0].numel(), 1, filters.shape[-1], 1))
+            offsets = None if b is None else _flat(n, b, dims[2])
+            return plain(_inside(_beside(n, x, dims[0])), filters, offsets, n).unflatten(1, (n, -1)), 1
 
         return self.lift(plain, rule, input, weight, bias) if input.dim() == 4 else plain(input, weight, bias)
 
-    def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
         def rule(n: int, dims: Dims, x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, int]:
-            if dims[1] is None:
-                return F.linear(_first(n, x, dims[0]), w) + (0 if b is None else _first(n, b, dims[2]).unsqueeze(1)), 0
-            rows, w = _first(n, x, dims[0]), _first(n, w, dims[1]).mT
+            rows = _first(n, x, dims[0])
+            if dims[1] is None:  # one matrix for all: more rows
+                out = F.linear(rows, w)
+                return out if b is None else out + _first(n, b, dims[2]).unsqueeze(1), 0
+            columns = _first(n, w, dims[1]).mT
             if b is None:
-                return torch.bmm(rows, w), 0
-            return torch.baddbmm(_first(n, b, dims[2]).unsqueeze(1), rows, w), 0
+                return torch.bmm(rows, columns), 0
+            return torch.baddbmm(_first(n, b, dims[2]).unsqueeze(1), rows, columns), 0
 
         if input.dim() == 2:
             return self.lift(F.linear, rule, input, weight, bias)
         return self.lift(F.linear, rule, input.flatten(0, -2), weight, bias).unflatten(0, input.shape[:-1])
 
-    def channelwise(self, function: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def channelwise(self, function: Plain, input: Tensor, *args: Any, **kwargs: Any) -> Any:
         def plain(x: Tensor) -> Any:
             return function(x, *args, **kwargs)
 
         def rule(n: int, dims: Dims, x: Tensor) -> tuple[Tensor, int]:
-            return plain(_beside(n, x, dims[0]).contiguous(memory_format=torch.channels_last)).unflatten(1, (n, -1)), 1
+            return plain(_inside(_beside(n, x, dims[0]))).unflatten(1, (n, -1)), 1
 
-        single = input.dim() == 4 and not kwargs.get("return_indices")
-        return self.lift(plain, rule, input) if single else plain(input)
-
-    def cross_entropy(
-        self, input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", **more: Any
-    ) -> Tensor:
-        def plain(x: Tensor, y: Tensor) -> Tensor:
-            return F.cross_entropy(x, y, weight, reduction=reduction, **more)
-
-        def rule(n: int, dims: Dims, x: Tensor, y: Tensor) -> tuple[Tensor, int]:
-            return plain(_first(n, x, dims[0]).flatten(0, 1), _first(n, y, dims[1]).flatten(0, 1)).unflatten(0, (n, -1)), 0
-
-        by_row = input.dim() == 2 and weight is None and reduction == "none"
-        return self.lift(plain, rule, input, target) if by_row else plain(input, target)
+        one_result = input.dim() == 4 and not kwargs.get("return_indices")
+        return self.lift(plain, rule, input) if one_result else plain(input)
 
     def batch_norm(
         self,
@@ -145,16 +135,15 @@ class Layers(Draws):
         training: bool = False,
         momentum: float = 0.1,
         eps: float = 1e-5,
-    ) -> Tensor:
+    ) -> Any:
+        def plain(x: Tensor, mean: Any, var: Any, w: Any, b: Any) -> Tensor:
+            return F.batch_norm(x, mean, var, w, b, training, momentum, eps)
+
         def rule(n: int, dims: Dims, x: Tensor, *own: Tensor | None) -> tuple[Tensor, int]:
             if training and any(t is not None and d is None for t, d in zip(own[:2], dims[1:3], strict=True)):
-                raise NotImplementedError  # statistics that clients share cannot be each one's own
+                raise NotImplementedError("running statistics that clients share")
             flat = [None if t is None else _flat(n, t, d) for t, d in zip(own, dims[1:], strict=True)]
-            out = F.batch_norm(_beside(n, x, dims[0]), *flat, training, momentum, eps)
-            return out.unflatten(1, (n, -1)), 1
-
-        def plain(*tensors: Any) -> Tensor:
-            return F.batch_norm(*tensors, training, momentum, eps)
+            return plain(_beside(n, x, dims[0]), *flat).unflatten(1, (n, -1)), 1
 
         return self.lift(plain, rule, input, running_mean, running_var, weight, bias)
 
@@ -165,15 +154,28 @@ class Layers(Draws):
         weight: Tensor | None = None,
         bias: Tensor | None = None,
         eps: float = 1e-5,
-    ) -> Tensor:
-        def rule(n: int, dims: Dims, x: Tensor, *own: Tensor | None) -> tuple[Tensor, int]:
-            flat = [None if t is None else _flat(n, t, d) for t, d in zip(own, dims[1:], strict=True)]
-            return F.group_norm(_beside(n, x, dims[0]), n * num_groups, *flat, eps).unflatten(1, (n, -1)), 1
+    ) -> Any:
+        def plain(x: Tensor, w: Any, b: Any, clients: int = 1) -> Tensor:
+            return F.group_norm(x, clients * num_groups, w, b, eps)
 
-        def plain(x: Tensor, *own: Any) -> Tensor:
-            return F.group_norm(x, num_groups, *own, eps)
+        def rule(n: int, dims: Dims, x: Tensor, *own: Tensor | None) -> tuple[Tensor, int]:
+            w, b = (None if t is None else _flat(n, t, d) for t, d in zip(own, dims[1:], strict=True))
+            return plain(_beside(n, x, dims[0]), w, b, n).unflatten(1, (n, -1)), 1
 
         return self.lift(plain, rule, input, weight, bias)
+
+    def cross_entropy(
+        self, input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", **more: Any
+    ) -> Any:
+        def plain(x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(x, y, weight, reduction=reduction, **more)
+
+        def rule(n: int, dims: Dims, x: Tensor, y: Tensor) -> tuple[Tensor, int]:
+            rows = _first(n, x, dims[0]).flatten(0, 1), _first(n, y, dims[1]).flatten(0, 1)
+            return plain(*rows).unflatten(0, (n, -1)), 0
+
+        by_row = input.dim() == 2 and weight is None and reduction == "none"
+        return self.lift(plain, rule, input, target) if by_row else plain(input, target)
 
 
 def _first(n: int, x: Tensor, dim: int | None) -> Tensor:
@@ -192,3 +194,8 @@ def _beside(n: int, x: Tensor, dim: int | None) -> Tensor:
 def _flat(n: int, x: Tensor, dim: int | None) -> Tensor:
     """(clients x channels); a view where it can be, so that running statistics are written where they are kept."""
     return _first(n, x, dim).flatten()
+
+
+def _inside(x: Tensor) -> Tensor:
+    """Channels innermost in memory."""
+    return x.contiguous(memory_format=torch.channels_last)

@@ -14,13 +14,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kilter.core import Batch, Fit, Params, Rows, Tree, as_float
+from kilter.core import Batch, Fit, Rows, Tree, as_float
 from kilter.params import BUFFER
 from kilter.stacking.layers import Layers, for_all
 from kilter.train import Fitted, batches, trainable
@@ -72,7 +72,7 @@ def even(group: list[int], most: int) -> list[list[int]]:
     """In order, in as few parts of at most this many as there can be, none much smaller than another."""
     parts = -(-len(group) // most)
     cuts = [len(group) * k // parts for k in range(parts + 1)]
-    return [group[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [group[a:b] for a, b in pairwise(cuts)]
 
 
 def kind(fit: Fit) -> Any:
@@ -187,8 +187,10 @@ def _train(fits: Sequence[Fit]) -> list[Fitted]:
 
     def one(me: Tensor, mine: list[Tensor]) -> Tensor:
         with Layers(me, chance):
-            rest = iter(mine)
-            return loss(dict(zip(params, rest)), dict(zip(batch, rest)), _filled(ctx, list(rest)))
+            own = iter(mine)
+            w = dict(zip(params, islice(own, len(params)), strict=True))
+            rows = dict(zip(batch, islice(own, len(batch)), strict=True))
+            return loss(w, rows, _filled(ctx, list(own)))
 
     for t in range(1, max(map(len, positions)) + 1):
         for a, b in _runs([len(p[t - 1]) if len(p) >= t else 0 for p in positions]):

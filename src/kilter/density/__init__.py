@@ -1,0 +1,1 @@
+"""Models of how data is distributed, for the methods that need one."""

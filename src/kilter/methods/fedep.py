@@ -1,0 +1,175 @@
+"""FedEP. Guan: Tailoring Attention to Heterogeneous Data Distribution with Entropy Pooling (arXiv 2410.07678, 2024), Alg. 1, 2."""
+
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Literal
+
+import numpy as np
+import torch
+from scipy.special import rel_entr
+from torch import Tensor
+
+from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
+from kilter.density import mixture
+from kilter.density.mixture import Floats
+from kilter.errors import Mistake
+from kilter.labels import Summary, count, flaw
+from kilter.params import average
+
+NIL = 1e-12  # a sum of weights below this says nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedEP(Method):
+    """FedAvg with weights by how far a node's labels are from everyone's: w <- sum_{S_t} alpha_k w_k / sum_{S_t} alpha_k.
+
+    theta_k is a Gaussian mixture of k's labels (EM; at most rho |Y_k| components, by BIC), f_k(c) its mass of class c: `bin`
+    over [c - 1/2, c + 1/2] | `density` at c, as printed | `hist` without a mixture, k's label frequencies. Q_k = f_k + eps,
+    normalised; p_k = n_k / n; P = sum_k p_k Q_k; KL_k = KL(P || Q_k). Then alpha_k is in proportion to
+
+        blend       p_k (1 + g KL_k)     as intended, the default: no odd or small node can take over; g = 0 is FedAvg
+        kl          KL_k                 as printed: the node furthest off gets nearly all of it (all KL_k = 0: p_k)
+        code        KL_k + ln(1 / p_k)   as the thesis ran it, but with true distributions: the smaller node gets more
+        code_exact                       as the thesis ran it, digit by digit (see `alphas_as_run`; `bin` means `density`)
+
+    A node whose summary is missing or refused (the round's notes say why) is left out until a sound one comes with its model.
+    Keeps: its summary; whoever aggregates keeps those received.  Sends: (theta_k, n_k) or its label counts; its model.
+    """
+
+    alpha_mode: Literal["blend", "kl", "code", "code_exact"] = "blend"  # what a node's weight is made of
+    label_model: Literal["bin", "density", "hist"] = "bin"  # how a node's labels become masses of classes
+    g: float = 1.0  # blend: how much the distance of labels counts; 0 is FedAvg
+    eps: float = 1e-2  # mass given to every class; decides how far off a node with missing classes is
+    rho: float = 0.5  # components of a mixture, at most, as a share of the node's classes
+    v_floor: float = 1e-2  # smallest variance of a component
+    tolerance: float = 1e-6  # EM stops when the log-likelihood moves by less
+
+    def __post_init__(self) -> None:
+        for name in ("eps", "rho", "v_floor", "tolerance"):
+            if not 0 < getattr(self, name) < inf:
+                raise Mistake(f"{name} of fedep must be above 0, not {getattr(self, name)}.")
+        if not 0 <= self.g < inf:
+            raise Mistake(f"g of fedep must be at least 0, not {self.g}: below, weights would be negative.")
+
+    def setup(self, fed: Federation) -> Params:
+        return fed.pool(self.summarise, self.meet, self.task.init(fed.seed), view=self.nothing)
+
+    def round(self, fed: Federation, state: Params) -> Params:
+        return fed.pool(self.train, self.combine, state, to=fed.sample(self.cohort))
+
+    @step
+    def summarise(self, node: Node, _: None) -> Summary:
+        return self.summary(node)
+
+    @step
+    def meet(self, hub: Node, w: Params, replies: Replies) -> Params:
+        self.weigh(hub, replies)
+        return w
+
+    @step
+    def train(self, node: Node, w: Params) -> Generator[Fit, Params, tuple[Params, Summary]]:
+        w = yield node.fit(self.loss, w, self.local)
+        return w, self.summary(node)  # again, for an aggregator that missed it
+
+    @step
+    def combine(self, hub: Node, w: Params, replies: Replies) -> Params:
+        alpha = self.weigh(hub, {k: summary for k, (_, summary) in replies.items()})
+        return average((w_k, alpha[k]) for k, (w_k, _) in replies.items() if k in alpha) if alpha else w
+
+    def nothing(self, w: Params, node: str) -> None:
+        """What a node is sent when it is asked for its summary."""
+
+    def loss(self, w: Params, batch: Batch, _: Tree) -> Tensor:
+        return self.task.loss(w, batch)
+
+    def summary(self, node: Node) -> Summary:
+        """(theta_k, n_k) of my training labels, or their counts; made once. The label set is the network's outputs."""
+        if "summary" not in node.state:
+            one = node.data.train.batch(slice(0, 1))["x"]
+            classes = self.task.predict(self.task.init(node.seed), one).shape[-1]
+            counts = count(node.data.train["y"], classes)
+            node.state["summary"] = {"rows": len(node.data.train), "classes": classes}
+            if self.label_model == "hist":
+                node.state["summary"] |= {"counts": counts}
+            else:
+                theta = mixture.choose(counts.numpy(), self.rho, self.v_floor, self.tolerance)
+                padded = torch.zeros(mixture.most(classes, self.rho), 3, dtype=torch.float64)  # replies have one shape
+                padded[: len(theta)] = torch.from_numpy(theta)
+                node.state["summary"] |= {"theta": padded}
+        return node.state["summary"]
+
+    def weigh(self, hub: Node, sent: Mapping[str, Tree]) -> dict[str, float]:
+        """alpha_k of those who sent these, from all summaries known; who has sent no sound one has no alpha."""
+        before: dict[str, Summary] = hub.state.get("known", {})
+        known = dict(before)  # the first word counts: a summary cannot be taken back
+        for k, summary in sent.items():
+            if k in known:
+                continue
+            if why := flaw(summary, "counts" if self.label_model == "hist" else "theta", self.v_floor):
+                hub.notes.append(f"{k} is left out: its label summary is refused, {why}")
+            else:
+                known[k] = summary
+        classes = Counter(s["classes"] for s in known.values()).most_common(1)[0][0] if known else 0
+        for k in [k for k, s in known.items() if s["classes"] != classes]:
+            hub.notes.append(f"{k} is left out: its label summary is refused, it has {known.pop(k)['classes']} classes")
+        if known.keys() != before.keys():
+            hub.state["known"] = known
+            hub.state["alpha"] = dict(zip(known, self.alphas(list(known.values())).tolist(), strict=True))
+        alpha = {k: hub.state["alpha"][k] for k in sent if k in known}
+        # `kl` gives nothing to nodes that are like everyone: where only such replied, amounts decide
+        return alpha if sum(alpha.values()) > NIL else {k: known[k]["rows"] for k in alpha}
+
+    def alphas(self, known: Sequence[Summary]) -> Floats:
+        """alpha_k of these summaries."""
+        n = np.array([s["rows"] for s in known], dtype=float)
+        if self.alpha_mode == "code_exact":
+            return alphas_as_run(np.stack([joint_as_run(s, s["rows"] / n.sum()) for s in known]), self.eps)
+        return alphas(np.stack([masses(s, self.label_model) for s in known]), n, self.alpha_mode, self.eps, self.g)
+
+
+def masses(summary: Summary, label_model: str) -> Floats:
+    """f_k(c) for every class c of the common label set."""
+    if label_model == "hist":
+        return np.asarray(summary["counts"].numpy() / summary["rows"])
+    theta = summary["theta"].numpy()
+    mass = mixture.bins if label_model == "bin" else mixture.density
+    return mass(theta[theta[:, 0] > 0], summary["classes"])
+
+
+def smoothed(f: Floats, eps: float) -> Floats:
+    """Q_k: a distribution over classes, none of them without mass."""
+    return (f + eps) / (f + eps).sum(axis=1, keepdims=True)
+
+
+def divergences(q: Floats, n: Floats) -> Floats:
+    """KL_k = sum_c P ln(P / Q_k) with P = sum_k n_k/n Q_k."""
+    return np.asarray(rel_entr(n / n.sum() @ q, q).sum(axis=1))
+
+
+def alphas(f: Floats, n: Floats, mode: str = "blend", eps: float = 1e-2, g: float = 1.0) -> Floats:
+    """alpha_k from masses f (nodes, classes) and amounts n: at least 0, their sum is 1.
+
+    >>> alphas(np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([100.0, 900.0])).round(3).tolist()
+    [0.213, 0.787]
+    """
+    p, kl = n / n.sum(), divergences(smoothed(f, eps), n)
+    score = {"blend": p * (1 + g * kl), "kl": kl, "code": kl - np.log(p)}[mode]
+    return score / score.sum() if score.sum() > NIL else p
+
+
+def joint_as_run(summary: Summary, p: float) -> Floats:
+    """p_k f_k(c) as the thesis' program has it: mixture weights times p_k to 5 digits, means less .1, variances plus .1."""
+    if "counts" in summary:
+        return p * masses(summary, "hist")
+    theta = summary["theta"].numpy() * [p, 1, 1]
+    theta = np.stack([theta[:, 0].round(5), theta[:, 1] - 0.1, theta[:, 2] + 0.1], axis=1)
+    return mixture.density(theta[theta[:, 0] > 0], summary["classes"])
+
+
+def alphas_as_run(joint: Floats, eps: float = 1e-2) -> Floats:
+    """KL_k = sum_c P ln[(P + eps) / (p_k f_k + eps)], P = sum_k p_k f_k, p_k f_k to 4 digits but not so P; normalised."""
+    total = joint.sum(axis=0)
+    kl = np.maximum((total * np.log((total + eps) / (joint.round(4) + eps))).sum(axis=1), 0)
+    return kl / kl.sum() if kl.sum() > NIL else joint.sum(axis=1) / joint.sum()
