@@ -1,0 +1,90 @@
+"""Clustered FL. Sattler, Müller, Samek: Clustered FL, Model-Agnostic Distributed Multi-Task Optimization (TNNLS 2021), Alg. 3."""
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from kilter.clustering import Cluster, Linkage, bipartition, cosines, of
+from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
+from kilter.params import average, sub, vector, weights
+
+State = dict[str, Any]  # the clusters, and the longest update of round 1
+Reply = tuple[Params, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clustered(Method):
+    """FedAvg within clusters that are split in two where their clients want to go apart.
+
+    With dW_i = w_i - w_c, a cluster splits when it stands still, |sum_i n_i/n dW_i| < eps1, while some client does not,
+    max_i |dW_i| > eps2: by the cosines of the dW_i, such that the largest one across is small, and if
+    gamma < sqrt((1 - that cosine)/2). Only in a round in which all its clients answered (who is absent cannot be placed).
+    Lengths are in units of round 1's longest update, since absolute ones (the authors' .4 and 1.6) fit one network only.
+    A client uses its cluster's model; there is no global one.
+    Keeps: nothing.  Sends: its model, and how many rows it trained on.
+    """
+
+    needs = frozenset({"aggregator"})
+
+    eps1: float = 0.4  # the mean update of a cluster that stands still is shorter than this
+    eps2: float = 1.6  # the longest update of a cluster at odds is longer than this
+    unit: Literal["relative", "absolute"] = "relative"  # both in lengths of round 1's longest update, or as they are
+    gamma: float = 0.0  # how much of an update may be noise; .7: sides must be at right angles or more; 0: no such test
+    warm: int = 20  # rounds without splits
+    linkage: Linkage = "complete"  # complete, as in the authors' code; single: the paper's optimal bipartition
+
+    def setup(self, fed: Federation) -> State:
+        return {"clusters": [{"ids": list(fed.ids), "w": self.task.init(fed.seed)}], "longest": 0.0}
+
+    def round(self, fed: Federation, state: State) -> State:
+        return fed.pool(self.train, self.combine, state, to=fed.sample(self.cohort), view=self.view)
+
+    def view(self, state: State, node: str) -> Params:
+        return of(state["clusters"], node)
+
+    @step
+    def train(self, node: Node, w: Params) -> Generator[Fit, Params, Reply]:
+        w = yield node.fit(self.loss, w, self.local)
+        return w, len(node.data.train)
+
+    @step
+    def combine(self, hub: Node, state: State, replies: Replies) -> State:
+        longest = state["longest"] or max(
+            float((vector(weights(w)) - vector(weights(of(state["clusters"], i)))).norm())
+            for i, (w, _) in replies.items()
+        )
+        clusters = []
+        for cluster in state["clusters"]:
+            whole = all(i in replies for i in cluster["ids"])
+            may = whole and len(cluster["ids"]) > 2 and hub.round > self.warm
+            for ids in self.split(cluster, replies, longest) if may else [cluster["ids"]]:
+                came = [replies[i] for i in ids if i in replies]
+                clusters.append({"ids": ids, "w": average(came) if came else cluster["w"]})
+        if len(clusters) > len(state["clusters"]):
+            hub.notes.append(f"{len(clusters)} clusters: " + " | ".join(" ".join(c["ids"]) for c in clusters))
+        return {"clusters": clusters, "longest": longest}
+
+    def split(self, cluster: Cluster, replies: Mapping[str, Reply], longest: float) -> list[list[str]]:
+        """The ids of one cluster, or of the two it falls into."""
+        ids: list[str] = cluster["ids"]
+        moves = torch.stack([vector(sub(weights(replies[i][0]), cluster["w"])) for i in ids]).double()
+        share = torch.tensor([replies[i][1] for i in ids]).double()
+        unit = longest if self.unit == "relative" else 1.0
+        if (share @ moves / share.sum()).norm() >= self.eps1 * unit or moves.norm(dim=1).max() <= self.eps2 * unit:
+            return [ids]
+        left, right, across = bipartition(cosines(moves), self.linkage)
+        if self.gamma >= ((1 - across) / 2) ** 0.5:
+            return [ids]
+        return [[ids[k] for k in left], [ids[k] for k in right]]  # positions in this cluster, not ids of all
+
+    def loss(self, w: Params, batch: Batch, _: Tree) -> Tensor:
+        return self.task.loss(w, batch)
+
+    def model(self, state: State) -> None:
+        return None
+
+    def personal(self, node: Node, state: State, x: Tensor) -> Tensor:
+        return self.task.predict(of(state["clusters"], node.id), x)

@@ -1,0 +1,73 @@
+"""CM. Palanisamy Sundar, Li, Zou, Gao: Subjective Logic-based Decentralized FL (ARES 2024), its baseline: clusters by HDBSCAN."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kilter.clustering import Cluster, cosines, hdbscan, of
+from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
+from kilter.params import average, pick, sub, vector
+
+
+@dataclass(frozen=True, kw_only=True)
+class CM(Method):
+    """FedAvg within clusters that HDBSCAN finds, by 1 - cos, among the clients' updates of the output layer.
+
+    The first `warm` rounds are FedAvg. Then clients are clustered anew every round (or once), and each cluster's model is the
+    mean of its clients' by n_k. A client that belongs to no cluster goes on alone; one that did not answer keeps the model of
+    its last cluster. A client uses its cluster's model; there is no global one.
+    Keeps: nothing.  Sends: its model, and how many rows it trained on.
+    """
+
+    needs = frozenset({"aggregator"})
+
+    size: int = 2  # clients in the smallest cluster
+    samples: int = 1  # HDBSCAN's min_samples: how dense a cluster must be
+    warm: int = 1  # rounds of FedAvg first
+    once: bool = False  # keep the clusters of the first clustering
+
+    def setup(self, fed: Federation) -> list[Cluster]:
+        return [{"ids": list(fed.ids), "w": self.task.init(fed.seed)}]
+
+    def round(self, fed: Federation, state: list[Cluster]) -> list[Cluster]:
+        return fed.pool(self.train, self.combine, state, to=fed.sample(self.cohort), view=self.view)
+
+    def view(self, state: list[Cluster], node: str) -> Params:
+        return of(state, node)
+
+    @step
+    def train(self, node: Node, w: Params) -> Generator[Fit, Params, tuple[Params, int]]:
+        w = yield node.fit(self.loss, w, self.local)
+        return w, len(node.data.train)
+
+    @step
+    def combine(self, hub: Node, state: list[Cluster], replies: Replies) -> list[Cluster]:
+        again = hub.round > self.warm and not (self.once and hub.round > self.warm + 1)
+        groups = self.regroup(state, replies) if again else [c["ids"] for c in state]
+
+        def model(ids: list[str]) -> Params:
+            came = [replies[i] for i in ids if i in replies]
+            return average(came) if came else of(state, ids[0])
+
+        return [{"ids": ids, "w": model(ids)} for ids in groups]
+
+    def regroup(self, state: list[Cluster], replies: Replies) -> list[list[str]]:
+        """Those who answered by cluster, or each alone; the absent with those of their last cluster who are absent too."""
+        head = self.task.part("head")
+        moves = torch.stack([vector(sub(pick(w, head), of(state, i))) for i, (w, _) in replies.items()])
+        groups: dict[str, list[str]] = {}
+        for i, label in zip(replies, hdbscan(cosines(moves), self.size, self.samples), strict=True):
+            groups.setdefault(f"alone {i}" if label < 0 else f"cluster {label}", []).append(i)
+        absent = [[i for i in c["ids"] if i not in replies] for c in state]
+        return [*groups.values(), *(ids for ids in absent if ids)]
+
+    def loss(self, w: Params, batch: Batch, _: Tree) -> Tensor:
+        return self.task.loss(w, batch)
+
+    def model(self, state: list[Cluster]) -> None:
+        return None
+
+    def personal(self, node: Node, state: list[Cluster], x: Tensor) -> Tensor:
+        return self.task.predict(of(state, node.id), x)

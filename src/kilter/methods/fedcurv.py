@@ -1,0 +1,66 @@
+"""FedCurv. Shoham, Avidor, Keren, Israel, Benditkis, Mor-Yosef, Zeitak: Overcoming Forgetting in FL (2019), section 3."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, step
+from kilter.fisher import fisher
+from kilter.params import add, apply, average, dot, scale, sub, weights, zeros
+
+State = dict[str, Any]  # w; U = sum_j I_j and V = sum_j I_j theta_j; whose, and from which round
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedCurv(Method):
+    """FedAvg with a local pull to where the others went, as stiff as their losses are curved there:
+
+    F_k(theta) + lam sum_{j != k} (theta - theta_j)' diag(I_j) (theta - theta_j) = F_k + lam [theta' U theta - 2 theta' V] + const
+    with U = sum_j I_j, V = sum_j I_j theta_j over last round's participants but oneself; I_j is the Fisher information, the
+    mean over rows of squared gradients. Round 1 has no pull. Weights only, no buffers.
+    Keeps: its own part of U and V, to take it out.  Sends: its model, I_k, I_k theta_k (3 x FedAvg), and its number of rows.
+    """
+
+    lam: float = 0.01  # strength of the pull; 0 is FedAvg
+
+    def setup(self, fed: Federation) -> State:
+        w = self.task.init(fed.seed)
+        return {"w": w, "U": zeros(weights(w)), "V": zeros(weights(w)), "whose": [], "round": 0}
+
+    def round(self, fed: Federation, state: State) -> State:
+        return fed.pool(self.train, self.combine, state, to=fed.sample(self.cohort))
+
+    @step
+    def train(self, node: Node, state: State) -> Generator[Fit, Params, tuple[Params, Params, Params, int]]:
+        others = state["U"], state["V"]
+        if node.id in state["whose"] and node.state.get("round") == state["round"]:
+            others = sub(others[0], node.state["I"]), sub(others[1], node.state["It"])
+        w = yield node.fit(self.loss, state["w"], self.local, ctx=others)
+        i = fisher(self.task, w, node.data.train)
+        node.state.update({"round": node.round, "I": i, "It": apply(torch.mul, i, w)})
+        return w, i, node.state["It"], len(node.data.train)
+
+    @step
+    def combine(self, hub: Node, state: State, replies: Replies) -> State:
+        u, v = zeros(state["U"]), zeros(state["V"])
+        for _, i, it, _ in replies.values():
+            u, v = add(u, i), add(v, it)
+        w = average((w, n) for w, _, _, n in replies.values())
+        return {"w": w, "U": u, "V": v, "whose": list(replies), "round": hub.round}
+
+    def loss(self, theta: Params, batch: Batch, others: tuple[Params, Params]) -> Tensor:
+        return self.task.loss(theta, batch) + self.lam * self.pull(theta, *others)
+
+    def pull(self, theta: Params, u: Params, v: Params) -> Tensor:
+        """theta' U theta - 2 theta' V: the sum over the others, up to a constant."""
+        return dot(sub(apply(torch.mul, u, theta), scale(v, 2)), theta)
+
+    def model(self, state: State) -> Params:
+        found: Params = state["w"]
+        return found
+
+    def shared(self, state: State) -> State:
+        return {"w": state["w"]}

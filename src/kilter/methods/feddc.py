@@ -1,0 +1,64 @@
+"""FedDC. Gao, Fu, Li, Chen, Xu, Xu: FL with Non-IID Data via Local Drift Decoupling and Correction (CVPR 2022), Alg. 1."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, step
+from kilter.params import add, dot, mean, scale, sq_norm, sub, weights, zeros
+
+State = tuple[Params, Params, Params]  # the model w, the mean gradient g, and the mean drift h over all clients
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDC(Method):
+    """Every client tracks its drift h_k and may stand that far from w: F_k + a/2 |theta - (w - h_k)|^2 + <theta, g - g_k>.
+
+    Then h_k += theta_k - w and g_k <- g_k - g + (w - theta_k)/(K eta); the server adds the mean drift of *all* clients,
+    w <- mean_S theta_k + mean_k h_k, and g += 1/N sum_S (change of g_k). So the first move is twice FedAvg's. The server knows
+    every change of h_k from theta_k - w, which takes one w common to all: not between peers. Weights only, no buffers.
+    Keeps: its drift h_k and gradient g_k.  Sends: its model and the change of g_k (twice FedAvg's traffic).
+    """
+
+    needs = frozenset({"aggregator"})
+
+    a: float = 0.01  # strength of the pull to w - h_k
+
+    def setup(self, fed: Federation) -> State:
+        w = self.task.init(fed.seed)
+        return w, zeros(weights(w)), zeros(weights(w))
+
+    def round(self, fed: Federation, state: State) -> State:
+        return fed.pool(self.train, self.combine, state, to=fed.sample(self.cohort), view=self.view)
+
+    def view(self, state: State, _: str) -> tuple[Params, Params]:
+        return state[0], state[1]
+
+    @step
+    def train(self, node: Node, state: tuple[Params, Params]) -> Generator[Fit, Params, tuple[Params, Params]]:
+        w, g = state
+        h_k, g_k = node.state.get("h", zeros(g)), node.state.get("g", zeros(g))
+        theta = yield node.fit(self.loss, w, self.local, ctx=(sub(weights(w), h_k), sub(g, g_k)))
+        way = self.local.at(node.round).travel(len(node.data.train))
+        gone = sub(weights(theta), w)
+        node.state["h"] = add(h_k, gone)
+        node.state["g"] = sub(sub(g_k, g), scale(gone, 1 / way))
+        return theta, sub(node.state["g"], g_k)
+
+    @step
+    def combine(self, hub: Node, state: State, replies: Replies) -> State:
+        (w, g, h), (theta, dg) = state, zip(*replies.values(), strict=True)
+        share, centre = len(replies) / replies.of, mean(theta)
+        h = add(h, scale(sub(weights(centre), w), share))
+        return centre | add(h, centre), add(g, scale(mean(dg), share)), h
+
+    def loss(self, theta: Params, batch: Batch, ctx: tuple[Params, Params]) -> Tensor:
+        anchor, tilt = ctx
+        return self.task.loss(theta, batch) + self.a / 2 * sq_norm(sub(anchor, theta)) + dot(tilt, theta)
+
+    def model(self, state: State | tuple[Params]) -> Params:
+        return state[0]
+
+    def shared(self, state: State) -> tuple[Params]:
+        return (state[0],)

@@ -1,0 +1,109 @@
+"""FedMD. Li, Wang: Heterogenous Federated Learning via Model Distillation (NeurIPS workshop 2019), Alg. 1."""
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from kilter.chance import generator
+from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Rows, Tree, step
+from kilter.params import mean
+
+State = dict[str, Any]  # the mean logits, and of which round's public rows; the public rows, and who has them already
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedMD(Method):
+    """Clients share what their models say of public rows, never weights.
+
+    Before round 1 each trains on the public, then on its own rows. A round: *digest* the mean logits (fit to them on their
+    public rows), *revisit* one's own rows (`local`), then say logits of `align` public rows, another choice each round, the same
+    for all. Logits are averaged plainly. A client uses its own model; there is no global one.
+    Where nodes have not got the public rows, the aggregator gives them out once.
+    Keeps: its model.  Sends: logits of public rows.
+    """
+
+    needs = frozenset({"public"})
+
+    align: int = 5000  # public rows in a round; all if there are fewer
+    match: Literal["mae", "mse"] = "mae"  # the distance between logits
+    pretrain: int = 10  # passes over the public rows before the first round
+    digest: int = 1  # passes over the chosen public rows in a round
+    digest_batch: int = 256  # rows in a step of digestion
+
+    def setup(self, fed: Federation) -> State:
+        state: State = {"logits": None, "round": 0, "public": {}, "has": []}
+        state = fed.pool(self.ask, self.publish, state, view=self.nothing)
+        return fed.pool(self.train, self.combine, state, view=self.view)
+
+    def round(self, fed: Federation, state: State) -> State:
+        return fed.pool(self.train, self.combine, state, to=fed.sample(self.cohort), view=self.view)
+
+    def nothing(self, state: State, _: str) -> None:
+        return None
+
+    def view(self, state: State, node: str) -> State:
+        """The mean logits, and the public rows for whoever has not got them yet."""
+        return {
+            k: v for k, v in state.items() if k in ("logits", "round") or (k == "public" and node not in state["has"])
+        }
+
+    @step
+    def ask(self, node: Node, _: None) -> bool:
+        return node.public is not None
+
+    @step
+    def publish(self, hub: Node, state: State, replies: Replies) -> State:
+        assert hub.public is not None  # it is in `needs`
+        rows = {name: table[hub.public.index] for name, table in hub.public.tables.items()}  # bytes stay bytes
+        return state | {"public": rows, "has": [i for i, has in replies.items() if has]}
+
+    @step
+    def train(self, node: Node, state: State) -> Generator[Fit, Params, Params]:
+        if "public" in state:
+            node.state["public"] = state["public"]
+        w = self.own(node)
+        if "w" not in node.state:
+            plan = replace(self.local, epochs=self.pretrain)
+            w = yield node.fit(self.plain, w, plan, rows=self.public(node))
+        if state["logits"] is not None:
+            plan = replace(self.local, epochs=self.digest, batch=self.digest_batch)
+            rows = self.chosen(node, state["round"])
+            w = yield node.fit(self.distance, w, plan, rows=rows, logits=state["logits"])
+        node.state["w"] = w = yield node.fit(self.plain, w, self.local)
+        return {"logits": self.task.predict(w, self.chosen(node, node.round)["x"])}
+
+    @step
+    def combine(self, hub: Node, state: State, replies: Replies) -> State:
+        has = [*state["has"], *(i for i in replies if i not in state["has"])]
+        return state | mean(replies.values()) | {"round": hub.round, "has": has}
+
+    def plain(self, w: Params, batch: Batch, _: Tree) -> Tensor:
+        return self.task.loss(w, batch)
+
+    def distance(self, w: Params, batch: Batch, _: Tree) -> Tensor:
+        off = self.task.outputs(w, batch["x"], training=True) - batch["logits"]
+        return (off.abs() if self.match == "mae" else off.square()).mean()
+
+    def public(self, node: Node) -> Rows:
+        return node.public or Rows.of(**node.state["public"])
+
+    def chosen(self, node: Node, round: int) -> Rows:
+        """The public rows of a round."""
+        public = self.public(node)
+        return public.take(torch.randperm(len(public), generator=generator(node.seed, round, "align"))[: self.align])
+
+    def own(self, node: Node) -> Params:
+        found: Params = node.state["w"] if "w" in node.state else self.task.init(node.seed)
+        return found
+
+    def model(self, state: State) -> None:
+        return None
+
+    def personal(self, node: Node, state: State, x: Tensor) -> Tensor:
+        return self.task.predict(self.own(node), x)
+
+    def shared(self, state: State) -> None:
+        return None

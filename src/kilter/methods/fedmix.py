@@ -1,0 +1,96 @@
+"""FedMix. Yoon, Shin, Hwang, Yang: Approximation of Mixup under Mean Augmented Federated Learning (ICLR 2021), Alg. 2."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Rows, alone, step
+from kilter.params import average
+
+Means = dict[str, Tensor]  # "x", "y": means of some rows each
+State = dict[str, Any]  # w; the means of all nodes; who has them already
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedMix(Method):
+    """Mix-up with rows nobody sees: nodes share, once, means (xbar, ybar) of some of their rows each, and train on
+
+    (1-lam) l(f(x'), y) + lam l(f(x'), ybar) + lam <d l(f(x'), y)/dx', xbar>,  x' = (1-lam) x:
+    mix-up's loss l(f(x' + lam xbar), ...) up to lam^2. Every row is given a mean by chance, anew each round. The last term is
+    each row's own derivative, then averaged over rows: not divided by the batch size twice. l must be linear in y.
+    Keeps: everyone's means.  Sends: once, means of at least `mash` of its rows; its model and how many rows it trained on.
+    """
+
+    lam: float = 0.1  # share of the mean in the mixture; 0 is FedAvg
+    mash: int = 16  # fewest rows in a mean (all, if a node has fewer): what protects them
+
+    def setup(self, fed: Federation) -> State:
+        state: State = {"w": self.task.init(fed.seed), "means": {}, "has": []}
+        return fed.pool(self.average_rows, self.collect, state, view=self.nothing)
+
+    def round(self, fed: Federation, state: State) -> State:
+        return fed.pool(self.train, self.combine, state, to=fed.sample(self.cohort), view=self.view)
+
+    def nothing(self, state: State, _: str) -> None:
+        return None
+
+    def view(self, state: State, node: str) -> tuple[Params, Means]:
+        """The model, and the means for whoever has not got them yet."""
+        return state["w"], {} if node in state["has"] else state["means"]
+
+    @step(alike=False)
+    def average_rows(self, node: Node, _: None) -> Means:
+        return self.mashed(node)
+
+    @step
+    def collect(self, hub: Node, state: State, replies: Replies) -> State:
+        return state | {"means": {k: torch.cat([r[k] for r in replies.values()]) for k in ("x", "y")}}
+
+    @step
+    def train(self, node: Node, state: tuple[Params, Means]) -> Generator[Fit, Params, tuple[Params, int]]:
+        w, means = state
+        if means:
+            node.state["means"] = means
+        rows, means = node.data.train, node.state.get("means") or self.mashed(node)  # its own if nobody's came
+        drawn = torch.randint(len(means["x"]), (len(rows),), generator=node.rng)
+        w = yield node.fit(self.loss, w, self.local, xbar=means["x"][drawn], ybar=means["y"][drawn])
+        return w, len(rows)
+
+    @step
+    def combine(self, hub: Node, state: State, replies: Replies) -> State:
+        has = [*state["has"], *(i for i in replies if i not in state["has"])]
+        return state | {"w": average(replies.values()), "has": has}
+
+    @alone
+    def loss(self, w: Params, batch: Batch, _: None) -> Tensor:
+        x = ((1 - self.lam) * batch["x"]).requires_grad_()
+        out = self.task.outputs(w, x, training=True)
+        own = self.task.rows_loss(out, batch["y"])
+        (slope,) = torch.autograd.grad(own.sum(), x, create_graph=True)  # row by row: d own_i / dx_i
+        mixed = (1 - self.lam) * own + self.lam * self.task.rows_loss(out, batch["ybar"])
+        return mixed.mean() + self.lam * (slope * batch["xbar"]).flatten(1).sum(1).mean()
+
+    def mashed(self, node: Node) -> Means:
+        """The means of this node's rows, taken at random, `mash` or a few more at a time."""
+        x, y = node.data.train["x"], self.soft(node.data.train)
+        parts = torch.randperm(len(x), generator=node.rng).tensor_split(max(1, len(x) // self.mash))
+        return {name: torch.stack([v[p].mean(0) for p in parts]) for name, v in (("x", x), ("y", y))}
+
+    def shared(self, state: State) -> State:
+        return {"w": state["w"]}
+
+    def soft(self, rows: Rows) -> Tensor:
+        """Labels that can be averaged: one-hot for classes, as they are for numbers."""
+        y = rows["y"]
+        if y.is_floating_point():
+            return y
+        classes = self.task.predict(self.task.init(0), rows.batch(slice(0, 1))["x"]).shape[1]
+        return one_hot(y, classes).float()
+
+    def model(self, state: State) -> Params:
+        found: Params = state["w"]
+        return found

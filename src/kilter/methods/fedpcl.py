@@ -1,0 +1,136 @@
+"""FedPCL. Tan, Long, Ma, Liu, Zhou, Jiang: FL from Pre-Trained Models, a Contrastive Approach (NeurIPS 2022), Alg. 1."""
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, normalize
+
+from kilter.chance import generator
+from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Rows, Tree, step
+from kilter.params import drop
+from kilter.prototypes import class_means, consensus, likeness
+
+Known = dict[str, Tensor]  # "centre" (C, d): the global prototypes; "known" (C,): of which classes; "sets" (K, C, d)
+State = dict[str, Any]  # what is known; each client's last set; the encoder, and who has it already
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPCL(Method):
+    """Clients share prototypes, never weights: a frozen encoder r for all, a small projection for each, z = P_k r(x) / |P_k r(x)|.
+
+    A client's prototype of class c is the mean z of its rows of c; the global one is the plain mean over the clients that have
+    c, and stands in where a client has none. P_k learns CE(z . C/tau, y) with the global set C, plus the mean over clients of the
+    same with theirs. Prediction: the likest global prototype. There is no global model.
+    The encoder is the body trained on the aggregator's public rows (`pretrain`); 0: as it is, from a file of weights or random.
+    Keeps: its projection P_k.  Sends: its classes, and a prototype of each.
+    """
+
+    needs = frozenset({"public", "aggregator"})
+
+    tau: float = 0.07  # temperature
+    width: int = 64  # of the projection
+    pretrain: int = 50  # passes over the public rows that train the encoder; 0: use the network's initial weights
+
+    def __post_init__(self) -> None:
+        if not self.pretrain:  # every node has the initial weights: no public rows, and no aggregator to train on them
+            object.__setattr__(self, "needs", frozenset())
+
+    def setup(self, fed: Federation) -> State:
+        classes, _ = self.task.head_shape()
+        nothing = {
+            "centre": torch.zeros(classes, self.width),
+            "known": torch.zeros(classes, dtype=torch.bool),
+            "sets": torch.zeros(0, classes, self.width),
+        }
+        encoder = fed.hub(self.teach) if self.pretrain else {}
+        state: State = {"known": nothing, "sets": {}, "encoder": encoder, "has": []}
+        return fed.pool(self.describe, self.combine, state, view=self.view)
+
+    def round(self, fed: Federation, state: State) -> State:
+        return fed.pool(self.train, self.combine, state, to=fed.sample(self.cohort), view=self.view)
+
+    def view(self, state: State, node: str) -> tuple[Known, Params]:
+        """What is known, and the encoder for whoever has not got it yet."""
+        return state["known"], {} if node in state["has"] else state["encoder"]
+
+    @step
+    def teach(self, hub: Node) -> Generator[Fit, Params, Params]:
+        assert hub.public is not None  # it is in `needs`
+        plan = replace(self.local, epochs=self.pretrain)
+        w = yield hub.fit(self.plain, self.task.init(hub.seed), plan, rows=hub.public)
+        return drop(w, self.task.part("head"))
+
+    @step(alike=False)
+    def describe(self, node: Node, message: tuple[Known, Params]) -> tuple[Tensor, Tensor]:
+        r = self.encode(node, self.received(node, message[1]), node.data.train["x"])
+        return self.prototypes(node, r)
+
+    @step(alike=False)
+    def train(self, node: Node, message: tuple[Known, Params]) -> Generator[Fit, Params, tuple[Tensor, Tensor]]:
+        found, encoder = message
+        r = self.encode(node, self.received(node, encoder), node.data.train["x"])
+        # A class of mine that nobody told of (letters were lost) is known to me at least.
+        mine, own, _ = consensus([self.prototypes(node, r)], self.task.head_shape()[0])
+        centre, *sets = torch.where(found["known"][:, None], torch.stack([found["centre"], *found["sets"]]), mine)
+        ctx = {"centre": centre, "known": found["known"] | own, "sets": torch.stack(sets or [centre])}
+        rows = Rows.of(r=r, y=node.data.train["y"])
+        node.state["P"] = yield node.fit(self.loss, self.projection(node), self.local, ctx=ctx, rows=rows)
+        return self.prototypes(node, r)
+
+    @step
+    def combine(self, hub: Node, state: State, replies: Replies) -> State:
+        sets = state["sets"] | replies
+        centre, known, filled = consensus(list(sets.values()), self.task.head_shape()[0])
+        has = [*state["has"], *(i for i in replies if i not in state["has"])]
+        return state | {"known": {"centre": centre, "known": known, "sets": filled}, "sets": sets, "has": has}
+
+    def loss(self, p: Params, batch: Batch, known: Known) -> Tensor:
+        z = self.project(p, batch["r"])
+
+        def entropy(prototypes: Tensor) -> Tensor:
+            logs = likeness(z, prototypes, known["known"], self.tau).log_softmax(-1)  # (..., n, C)
+            return -logs.gather(-1, batch["y"][:, None].expand(*logs.shape[:-1], 1)).mean()
+
+        return entropy(known["centre"]) + entropy(known["sets"])
+
+    def plain(self, w: Params, batch: Batch, _: Tree) -> Tensor:
+        return self.task.loss(w, batch)
+
+    def received(self, node: Node, encoder: Params) -> Params:
+        """The frozen encoder, which a node is sent once and keeps."""
+        if encoder:
+            node.state["encoder"] = encoder
+        found: Params = node.state.get("encoder", {})
+        return found
+
+    def encode(self, node: Node, encoder: Params, x: Tensor) -> Tensor:
+        """r(x)"""
+        w = self.task.init(node.seed) | encoder
+        return self.task.batched(lambda part: self.task.features(w, part), x)
+
+    def projection(self, node: Node) -> Params:
+        """P_k; before a node has trained, the same isometry for all."""
+        start = torch.empty(self.width, self.task.head_shape()[1])
+        found: Params = node.state.get("P") or {
+            "P": torch.nn.init.orthogonal_(start, generator=generator(node.seed, "projection"))
+        }
+        return found
+
+    def project(self, p: Params, r: Tensor) -> Tensor:
+        """z"""
+        return normalize(linear(r, p["P"]), dim=1)
+
+    def prototypes(self, node: Node, r: Tensor) -> tuple[Tensor, Tensor]:
+        return class_means(self.project(self.projection(node), r), node.data.train["y"])
+
+    def model(self, state: State) -> None:
+        return None
+
+    def personal(self, node: Node, state: State, x: Tensor) -> Tensor:
+        r = self.encode(node, state["encoder"], x)
+        return likeness(
+            self.project(self.projection(node), r), state["known"]["centre"], state["known"]["known"], self.tau
+        )

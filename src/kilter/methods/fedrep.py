@@ -1,0 +1,72 @@
+"""FedRep. Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for Personalized FL (ICML 2021), Alg. 1."""
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
+from kilter.errors import Mistake
+from kilter.params import average, drop, pick, weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedRep(Method):
+    """A head h_k of one's own on a body phi of all: `head_epochs` on h_k with phi frozen, then `epochs` on phi with h_k frozen.
+
+    The server averages bodies, phi <- sum_k n_k/n_S phi_k. There is no global model: heads are never uploaded. A node that
+    never trained is judged with the initial head.
+    Keeps: its head.  Sends: its body, and how many rows it trained on.
+    """
+
+    head_epochs: int = 10  # passes that train the head, before the `epochs` that train the body
+    finish: bool = True  # in the last round all nodes train their heads only, and nothing is sent
+
+    def setup(self, fed: Federation) -> Params:
+        phi = drop(self.task.init(fed.seed), self.task.part("head"))
+        if not weights(phi):
+            raise Mistake("FedRep shares the body of a network, and this one is all head: use another, such as mlp.")
+        return phi
+
+    def round(self, fed: Federation, state: Params) -> Params:
+        if self.finish and fed.round >= fed.rounds > 1:
+            return fed.pool(self.tune, self.keep, state)
+        return fed.pool(self.train, self.combine, state, to=fed.sample(self.cohort))
+
+    @step
+    def train(self, node: Node, phi: Params) -> Generator[Fit, Params, tuple[Params, int]]:
+        w = yield from self.tuned(node, phi)
+        w = yield node.fit(self.loss, w, self.local, train=set(phi))
+        return pick(w, set(phi)), len(node.data.train)
+
+    @step
+    def tune(self, node: Node, phi: Params) -> Generator[Fit, Params, None]:
+        yield from self.tuned(node, phi)
+
+    def tuned(self, node: Node, phi: Params) -> Generator[Fit, Params, Params]:
+        """The whole model after the head's phase. Of the fit only the head counts: BatchNorm's statistics are the body's."""
+        head, w = self.task.part("head"), self.whole(node, phi)
+        found = yield node.fit(self.loss, w, replace(self.local, epochs=self.head_epochs), train=head)
+        node.state["head"] = pick(found, head)
+        return w | node.state["head"]
+
+    @step
+    def combine(self, hub: Node, phi: Params, replies: Replies) -> Params:
+        return average(replies.values())
+
+    @step
+    def keep(self, hub: Node, phi: Params, replies: Replies) -> Params:
+        return phi
+
+    def loss(self, w: Params, batch: Batch, _: Tree) -> Tensor:
+        return self.task.loss(w, batch)
+
+    def whole(self, node: Node, phi: Params) -> Params:
+        """The shared body and this node's own head."""
+        return self.task.init(node.seed) | phi | node.state.get("head", {})
+
+    def model(self, state: Params) -> None:
+        return None
+
+    def personal(self, node: Node, state: Params, x: Tensor) -> Tensor:
+        return self.task.predict(self.whole(node, state), x)

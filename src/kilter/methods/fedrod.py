@@ -1,0 +1,65 @@
+"""FedROD. Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification (ICLR 2022), Alg. 1."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, step
+from kilter.params import average, drop, pick
+
+OWN = "own."  # marks the personal head beside the generic one
+ABSENT = 1e-9  # stands for the count of a class without rows: ln 0 has no gradient
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedROD(Method):
+    """Body f and generic head G learn a balanced softmax, CE(G(f) + ln n_kc, y); the personal head H_k learns, on features
+    and generic logits held fixed, what is left: CE(sg[G(f)] + H_k(sg[f]), y). H_k starts at zero, so at first G(f) is all.
+
+    The server averages f and G by n_k: that is the global model. A client predicts with G(f) + H_k(f).
+    Keeps: its personal head H_k.  Sends: its body and generic head, and how many rows it trained on.
+    """
+
+    def setup(self, fed: Federation) -> Params:
+        return self.task.init(fed.seed)
+
+    def round(self, fed: Federation, state: Params) -> Params:
+        return fed.pool(self.train, self.combine, state, to=fed.sample(self.cohort))
+
+    @step
+    def train(self, node: Node, w: Params) -> Generator[Fit, Params, tuple[Params, int]]:
+        counts = torch.bincount(node.data.train["y"], minlength=self.task.head_shape()[0])
+        own = self.own(node, w)
+        w = yield node.fit(self.loss, w | own, self.local, ctx=(counts + ABSENT).log())
+        node.state["head"] = pick(w, own)
+        return drop(w, own), len(node.data.train)
+
+    @step
+    def combine(self, hub: Node, w: Params, replies: Replies) -> Params:
+        return average(replies.values())
+
+    def loss(self, w: Params, batch: Batch, prior: Tensor) -> Tensor:
+        f = self.task.features(w, batch["x"], training=True)
+        g = self.task.head(w, f)
+        return cross_entropy(g + prior, batch["y"]) + cross_entropy(g.detach() + self.extra(w, f.detach()), batch["y"])
+
+    def extra(self, w: Params, f: Tensor) -> Tensor:
+        """H_k(f)"""
+        return self.task.head({k: w[OWN + k] for k in self.task.part("head")}, f)
+
+    def own(self, node: Node, w: Params) -> Params:
+        """This node's personal head."""
+        found: Params = node.state.get("head") or {OWN + k: torch.zeros_like(w[k]) for k in self.task.part("head")}
+        return found
+
+    def personal(self, node: Node, state: Params, x: Tensor) -> Tensor:
+        w = state | self.own(node, state)
+
+        def both(x: Tensor) -> Tensor:
+            f = self.task.features(w, x)
+            return self.task.head(w, f) + self.extra(w, f)
+
+        return self.task.batched(both, x)

@@ -1,0 +1,62 @@
+"""MOON. Li, He, Song: Model-Contrastive Federated Learning (CVPR 2021), Alg. 1."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, step
+from kilter.params import average
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moon(Method):
+    """FedAvg with a contrast of representations: keep z near the global model's z_g and away from one's past models' z_p:
+
+    l = CE + mu l_con,  l_con = -ln [e^{cos(z, z_g)/tau} / (e^{cos(z, z_g)/tau} + sum_p e^{cos(z, z_p)/tau})].
+    z is the body's output (with a projection, its output). Both others are fixed during a fit, so each row's are computed
+    once. In a node's first round its pool of past models is empty and l_con = -ln 1 = 0.
+    Keeps: its last local models.  Sends: its model, and how many rows it trained on.
+    """
+
+    mu: float = 1.0  # weight of the contrast; 0 is FedAvg
+    tau: float = 0.5  # temperature
+    buffer: int = 1  # how many past local models are kept
+
+    def setup(self, fed: Federation) -> Params:
+        return self.task.init(fed.seed)
+
+    def round(self, fed: Federation, state: Params) -> Params:
+        return fed.pool(self.train, self.combine, state, to=fed.sample(self.cohort))
+
+    @step
+    def train(self, node: Node, w: Params) -> Generator[Fit, Params, tuple[Params, int]]:
+        past = node.state.get("past", [])
+        near = self.represent(w, node)
+        far = [self.represent(p, node) for p in past] + [torch.zeros_like(near)] * (self.buffer - len(past))
+        held = torch.arange(self.buffer) < len(past)  # an empty place is masked, so that all nodes' fits have one shape
+        w = yield node.fit(self.loss, w, self.local, ctx=held, near=near, far=torch.stack(far, 1))
+        node.state["past"] = [*past, w][-self.buffer :]
+        return w, len(node.data.train)
+
+    @step
+    def combine(self, hub: Node, w: Params, replies: Replies) -> Params:
+        return average(replies.values())
+
+    def loss(self, w: Params, batch: Batch, held: Tensor) -> Tensor:
+        z = self.task.features(w, batch["x"], training=True)
+        losses = self.task.rows_loss(self.task.head(w, z), batch["y"])
+        return losses.mean() + self.mu * self.contrast(z, batch["near"], batch["far"], held).mean()
+
+    def contrast(self, z: Tensor, near: Tensor, far: Tensor, held: Tensor) -> Tensor:
+        """l_con of each row: z and near (n, d), far (n, buffer, d), held (buffer,)."""
+        pull = cosine_similarity(z, near, dim=-1)[:, None] / self.tau
+        push = cosine_similarity(z[:, None], far, dim=-1) / self.tau
+        push = push.masked_fill(~held, -torch.inf)
+        return torch.cat([pull, push], 1).logsumexp(1) - pull[:, 0]
+
+    def represent(self, w: Params, node: Node) -> Tensor:
+        """z of all rows by this model, in evaluation mode."""
+        return self.task.batched(lambda x: self.task.features(w, x), node.data.train["x"])

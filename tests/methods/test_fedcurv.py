@@ -1,0 +1,115 @@
+"""FedCurv: the pull both ways, Fisher from single rows, oneself left out, and where it becomes FedAvg."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from acting import hub, is_fedavg, play
+
+import kilter.fisher
+from kilter.core import Node, Params, Replies
+from kilter.fisher import fisher
+from kilter.methods.fedcurv import FedCurv
+from kilter.params import dot, sub, weights
+from kilter.tasks import Task
+from kilter.train import SGD
+from small import constant, linear_task, mlp_task, near, normed_task, same, skewed
+
+
+def curv(task: Task | None = None, **settings: Any) -> FedCurv:
+    return FedCurv(task=task or normed_task(), local=SGD(lr=0.1, batch=16), **settings)
+
+
+def w(*numbers: float) -> Params:
+    return {"w": torch.tensor(numbers, dtype=torch.float32)}
+
+
+def test_the_pull_is_the_same_both_ways() -> None:
+    theta, (i1, t1), (i2, t2) = w(0.5, 1), (w(2, 0.5), w(1, 0)), (w(1, 3), w(0, 2))
+    apart = sum(dot({"w": i["w"] * (theta["w"] - t["w"])}, sub(theta, t)).item() for i, t in ((i1, t1), (i2, t2)))
+    u = {"w": i1["w"] + i2["w"]}
+    v = {"w": i1["w"] * t1["w"] + i2["w"] * t2["w"]}
+    const = (i1["w"] * t1["w"] ** 2 + i2["w"] * t2["w"] ** 2).sum().item()
+    assert apart == pytest.approx(4.25)
+    assert curv(linear_task([0.0, 0.0])).pull(theta, u, v).item() + const == pytest.approx(4.25)
+
+
+def test_fisher_is_a_mean_of_squares_not_the_square_of_a_mean() -> None:
+    found = fisher(linear_task([0.0]), w(0.0), constant([[1.0], [-1.0], [2.0]]).train)
+    assert found["w"].item() == pytest.approx(2.0)  # (mean 2/3)^2 = .444444 would be wrong
+
+
+def test_fisher_counts_every_row_however_they_are_cut(monkeypatch: Any) -> None:
+    task, rows = mlp_task(), skewed()["c0"].train
+    whole = fisher(task, task.init(0), rows)
+    monkeypatch.setattr(kilter.fisher, "HELD", 3 * task.size())
+    assert near(fisher(task, task.init(0), rows), whole, 1e-6)
+
+
+def test_fisher_against_one_row_at_a_time() -> None:
+    task, rows = normed_task(), skewed()["c0"].train
+    params = {k: v.requires_grad_() if k in weights(task.init(0)) else v for k, v in task.init(0).items()}
+    leaves = weights(params)
+    total = {k: torch.zeros_like(v) for k, v in leaves.items()}
+    for i in range(len(rows)):
+        batch = rows.batch(torch.tensor([i]))
+        loss = task.rows_loss(task.outputs(params, batch["x"]), batch["y"])[0]
+        for k, g in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
+            total[k] += g**2 / len(rows)
+    found = fisher(task, task.init(0), rows)
+    assert set(found) == set(leaves)  # weights only: BatchNorm's buffers have no curvature
+    assert near(found, total, 1e-5)
+
+
+@pytest.mark.parametrize(("rounds", "lam"), [(1, 5.0), (3, 0.0)])
+def test_the_first_round_and_no_pull_are_fedavg(rounds: int, lam: float) -> None:
+    assert is_fedavg("fedcurv", rounds, lam=lam, task=normed_task())
+
+
+def test_alone_there_are_no_others() -> None:
+    assert is_fedavg("fedcurv", 3, clients={"a": skewed()["c0"]}, lam=5.0)
+    assert not is_fedavg("fedcurv", 2, lam=5.0)
+
+
+def played(run: FedCurv) -> tuple[dict[str, Any], dict[str, Node], dict[str, Any]]:
+    """Round 1 of three nodes."""
+    state = run.setup(type("Fed", (), {"seed": 0})())
+    nodes = {i: Node(i, d, round=1) for i, d in list(skewed().items())[:3]}
+    replies = {i: play(run.train(n, state))[0] for i, n in nodes.items()}
+    return state, nodes, replies
+
+
+def test_oneself_is_left_out_if_one_is_in() -> None:
+    run = curv(lam=0.1)
+    state, nodes, replies = played(run)
+    full = run.combine(hub(1), state, Replies(replies, 3))
+    others = run.combine(hub(1), state, Replies({i: replies[i] for i in ("c1", "c2")}, 3))
+    for after in (full, others):  # c0 is in the sums, or its reply was lost
+        nodes["c0"].round = 2
+        kept = dict(nodes["c0"].state)
+        _, (fit,), _ = play(run.train(nodes["c0"], after))
+        nodes["c0"].state = kept
+        assert near(fit.ctx[0], others["U"], 1e-6)
+        assert near(fit.ctx[1], others["V"], 1e-6)
+
+
+def test_sums_older_than_what_one_keeps_are_not_touched() -> None:
+    """Round 2 came to nothing at the aggregator, whose sums are round 1's; the node has moved on."""
+    run = curv(lam=0.1)
+    state, nodes, replies = played(run)
+    after = run.combine(hub(1), state, Replies(replies, 3))
+    nodes["c0"].round = 2
+    play(run.train(nodes["c0"], after))
+    nodes["c0"].round = 3
+    _, (fit,), _ = play(run.train(nodes["c0"], after))
+    assert same(fit.ctx, (after["U"], after["V"]))
+
+
+def test_rows_are_weighed_and_curvatures_summed() -> None:
+    run = curv(linear_task([0.0]))
+    replies = {"a": (w(1), w(2), w(2), 1), "b": (w(5), w(3), w(15), 3)}
+    found = run.combine(hub(4), {"U": w(0), "V": w(0)}, Replies(replies, 2))
+    assert (found["w"]["w"].item(), found["U"]["w"].item(), found["V"]["w"].item()) == (4, 5, 17)
+    assert (found["whose"], found["round"]) == (["a", "b"], 4)
