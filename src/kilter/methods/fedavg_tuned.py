@@ -1,0 +1,56 @@
+"""FedAvg with a server that fine-tunes on its own labelled rows. A control for FEDSBME: the same rows, no posterior."""
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
+from kilter.params import average
+from kilter.posterior import recount, swa
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgTuned(Method):
+    """w <- tune(sum_k n_k/n_S w_k), where the aggregator trains on its public rows as FEDSBME's server does.
+
+    Keeps: nothing.  Sends: its model, and how many rows it trained on.
+    """
+
+    server_epochs: int = 5  # passes over the server's rows in a round; 0 (and pretrain 0) is FedAvg
+    server_lr: float = 0.01  # constant
+    server_batch: int = 128  # rows in a step of the server
+    pretrain: int = 5  # epochs of the server before the first round
+    swa_start: float = 0.5  # share of the server's epochs after which weights are averaged; 1: plain SGD
+
+    needs = frozenset({"public", "aggregator"})
+
+    def setup(self, fed: Federation) -> Params:
+        w = self.task.init(fed.seed)
+        return fed.hub(self.begin, w) if self.pretrain else w
+
+    def round(self, fed: Federation, state: Params) -> Params:
+        return fed.pool(self.train, self.combine, state, to=fed.sample(self.cohort))
+
+    @step
+    def begin(self, hub: Node, w: Params) -> Generator[Fit, Params, Params]:
+        return (yield from self.tune(hub, w, self.pretrain))
+
+    @step
+    def train(self, node: Node, w: Params) -> Generator[Fit, Params, tuple[Params, int]]:
+        w = yield node.fit(self.loss, w, self.local)
+        return w, len(node.data.train)
+
+    @step
+    def combine(self, hub: Node, w: Params, replies: Replies) -> Generator[Fit, Params, Params]:
+        w = average(replies.values())
+        return (yield from self.tune(hub, w, self.server_epochs)) if self.server_epochs else w
+
+    def tune(self, hub: Node, w: Params, epochs: int) -> Generator[Fit, Params, Params]:
+        assert hub.public is not None
+        plan = replace(self.local, lr=self.server_lr, batch=self.server_batch, epochs=epochs, decay=1.0)
+        w, _, _ = yield from swa(hub, self.loss, w, plan, self.swa_start, rows=hub.public)
+        return recount(self.task, w, hub.public)
+
+    def loss(self, w: Params, batch: Batch, _: Tree) -> Tensor:
+        return self.task.loss(w, batch)

@@ -1,0 +1,178 @@
+"""FEDSBME. Al-Ghanimi, Al-Ghanimi: Swag Technique and Dirichlet Distribution to Address Non-IID Data (IJMST 2023), Alg. 1, Eq. 2-5.
+
+Read as FedBE (Chen, Chao: Making Bayesian Model Ensemble Applicable to Federated Learning, ICLR 2021) with a labelled server set.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypedDict
+
+import torch
+from torch import Tensor
+from torch.nn.functional import kl_div, log_softmax
+
+from kilter import ensemble
+from kilter.chance import derive, numpy_generator
+from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Rows, Tree, step
+from kilter.ensemble import Ensemble
+from kilter.errors import Mistake
+from kilter.params import average, mean, scale
+from kilter.posterior import dirichlet, learning_rate, recount, sharpen, spread, swa, unit_spread
+from kilter.train import Plan
+
+
+class State(TypedDict):
+    theta: Params  # the model after the server's training
+    ensemble: Ensemble | None  # of the last round
+    lr: float  # of the round
+
+
+Reply = tuple[Params, Params | None, int]  # SWA mean, variance s2 of its path if kappa > 0, rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSBME(Method):
+    """SWA at clients; a posterior over their models; the server trains on its own labelled rows, or learns from the ensemble.
+
+    theta_i = mean of i's weights after its last epochs; pi_i = |D_i| / sum |D|; mean = sum_i pi_i theta_i; samples, m = 1..M,
+        gaussian   mean + scale sqrt(Sigma) eps, Sigma = sum_i pi_i [(theta_i - mean)^2 + kappa s2_i]    (kappa 0: Eq. 3)
+        dirichlet  sum_i omega_i theta_i, omega_i ~ g_i |D_i|, g ~ Dir(gamma, ...), or omega ~ Dir(gamma |S| pi)
+    and E = {mean} U {theta_i} U samples gives p(y|x) = mean_E softmax(f(x)). The next model begins at the mean, and the server
+        supervised   trains it on its labels, with SWA
+        distill      trains it towards p(y|x), sharpened, on its inputs: the labels are not used (FedBE)
+        both         half and half
+        average      does not train: the plain mean of E
+    BatchNorm's statistics are never sampled: whatever is averaged or sampled has them computed anew. Three results are reported:
+    mean, trained (the next model) and ensemble. The paper's 1/T (Eq. 3) and Eq. 5, whose weights do not sum to one, are not kept.
+    Fewer replies: the posterior is over who replied.
+    Keeps: nothing.  Sends: theta_i, how many rows it trained on, and s2_i if kappa > 0 (then twice FedAvg's upload).
+    """
+
+    posterior: Literal["gaussian", "dirichlet"] = "gaussian"  # what models are sampled from
+    samples: int = 4  # M
+    kappa: float = 0.0  # gaussian: share of the spread within clients; 0 sends no variances
+    scale: float = 1.0  # gaussian: of the noise
+    norm_deltas: bool = False  # gaussian: spread of unit-length steps as in FedBE's code (which has scale = 0.1)
+    gamma: float = 1.0  # dirichlet: concentration
+    dirichlet_mode: Literal["reweight", "size_concentration"] = (
+        "reweight"  # size_concentration: samples have the right mean
+    )
+    server_mode: Literal["supervised", "distill", "both", "average"] = (
+        "supervised"  # what the server does with its rows
+    )
+    server_epochs: int = 5  # passes over the server's rows in a round
+    server_lr: float = 0.01  # constant
+    server_batch: int = 128  # rows in a step of the server
+    pretrain: int = 5  # epochs of the server before the first round
+    temperature: float = 0.5  # distill: below 1 sharpens
+    swa_start: float = 0.5  # share of a fit's epochs after which weights are averaged; 1: plain SGD
+    lr_schedule: Literal["fedbe", "literal", "constant"] = "fedbe"  # of the clients' learning rate
+
+    needs = frozenset({"public", "aggregator"})
+
+    def __post_init__(self) -> None:
+        for name, least in (("samples", 0), ("kappa", 0), ("server_epochs", 0), ("pretrain", 0), ("swa_start", 0)):
+            if getattr(self, name) < least:
+                raise Mistake(f"{name} of fedsbme must be at least {least}, not {getattr(self, name)}.")
+        for name in ("gamma", "temperature", "server_lr"):
+            if getattr(self, name) <= 0:
+                raise Mistake(f"{name} of fedsbme must be above 0, not {getattr(self, name)}.")
+
+    def setup(self, fed: Federation) -> State:
+        return State(theta=fed.hub(self.begin), ensemble=None, lr=self.local.lr)
+
+    def round(self, fed: Federation, state: State) -> State:
+        now: Any = {**state, "lr": learning_rate(self.lr_schedule, self.local.lr, fed.round - 1, fed.rounds)}
+        return fed.pool(self.train, self.combine, now, to=fed.sample(self.cohort), view=self.view)
+
+    def view(self, state: State, _: str) -> tuple[Params, float]:
+        return state["theta"], state["lr"]
+
+    @step
+    def begin(self, hub: Node) -> Generator[Fit, Params, Params]:
+        """Line 1: the server trains on its own rows."""
+        w = self.task.init(hub.seed)
+        return (yield from self.tune(hub, self.loss, w, self.pretrain)) if self.pretrain else w
+
+    @step
+    def train(self, node: Node, sent: tuple[Params, float]) -> Generator[Fit, Params, Reply]:
+        theta, lr = sent
+        w, s2, n = yield from swa(
+            node, self.loss, theta, replace(self.local, lr=lr), self.swa_start, squares=self.kappa > 0
+        )
+        w = recount(self.task, w, node.data.train) if n > 1 else w
+        return w, s2, len(node.data.train)
+
+    @step
+    def combine(self, hub: Node, state: State, replies: Replies) -> Generator[Fit, Params, State]:
+        e = self.posterior_of(hub, state["theta"], list(replies.values()))
+        theta = yield from self.learn(hub, e)
+        return State(theta=theta, ensemble=e, lr=state["lr"])
+
+    def posterior_of(self, hub: Node, theta: Params, replies: list[Reply]) -> Ensemble:
+        """{mean} U clients U samples."""
+        clients, within, sizes = [w for w, _, _ in replies], [s for _, s, _ in replies if s], [n for _, _, n in replies]
+        rows = public(hub)
+        e = ensemble.ensemble(recount(self.task, average(zip(clients, sizes, strict=True)), rows), clients)
+        if self.posterior == "dirichlet":
+            rng = numpy_generator(hub.seed, hub.round, "posterior")
+            by_size = self.dirichlet_mode == "size_concentration"
+            e["shares"] = dirichlet(sizes, self.gamma, by_size, self.samples, rng)
+        else:
+            if self.norm_deltas:
+                e["centre"], deviation = unit_spread(theta, clients)
+            else:
+                deviation = spread(e["mean"], clients, sizes, within or None, self.kappa)
+            e["deviation"] = scale(deviation, self.scale)
+            e["seeds"] = [derive(hub.seed, hub.round, "posterior", m) for m in range(self.samples)]
+        return ensemble.settle(self.task, e, rows)
+
+    def learn(self, hub: Node, e: Ensemble) -> Generator[Fit, Params, Params]:
+        """The next model."""
+        if self.server_mode == "average":
+            return recount(self.task, mean(ensemble.members(e)), public(hub))
+        if not self.server_epochs:
+            return e["mean"]
+        if self.server_mode == "supervised":
+            return (yield from self.tune(hub, self.loss, e["mean"], self.server_epochs))
+        target = sharpen(ensemble.probabilities(self.task, e, public(hub)), self.temperature)
+        return (yield from self.tune(hub, self.distil, e["mean"], self.server_epochs, target=target))
+
+    def tune(
+        self, hub: Node, loss: Callable[..., Tensor], w: Params, epochs: int, **columns: Tensor
+    ) -> Generator[Fit, Params, Params]:
+        """SWA on the server's rows."""
+        plan: Plan = replace(self.local, lr=self.server_lr, batch=self.server_batch, epochs=epochs, decay=1.0)
+        w, _, _ = yield from swa(hub, loss, w, plan, self.swa_start, False, public(hub), **columns)
+        return recount(self.task, w, public(hub))
+
+    def loss(self, w: Params, batch: Batch, _: Tree) -> Tensor:
+        return self.task.loss(w, batch)
+
+    def distil(self, w: Params, batch: Batch, _: Tree) -> Tensor:
+        """KL(ensemble || model), for `both` the mean of it and the labels' loss."""
+        outputs = self.task.outputs(w, batch["x"], training=True)
+        kl = kl_div(log_softmax(outputs, 1), batch["target"], reduction="none").sum(1)
+        return ((kl + self.task.rows_loss(outputs, batch["y"])) / 2 if self.server_mode == "both" else kl).mean()
+
+    def model(self, state: State) -> Params:
+        return state["theta"]
+
+    def variants(self, state: State) -> dict[str, Callable[[Tensor], Tensor]]:
+        e = state["ensemble"]
+        if e is None:
+            return {}
+        return {
+            "mean": lambda x: self.task.predict(e["mean"], x),
+            "trained": lambda x: self.task.predict(state["theta"], x),
+            "ensemble": lambda x: torch.log(ensemble.probabilities(self.task, e, Rows.of(x=x))),
+        }
+
+    def shared(self, state: State) -> State:
+        """The others' models are not shown to clients."""
+        return State(theta=state["theta"], ensemble=None, lr=state["lr"])
+
+
+def public(hub: Node) -> Rows:
+    assert hub.public is not None
+    return hub.public

@@ -1,0 +1,211 @@
+"""Distributions over models: moments of a path of weights (SWA), Gaussian and Dirichlet posteriors, learning rates by round.
+
+Only weights are spread and sampled. BatchNorm's statistics are averaged where models are, and then computed anew (`recount`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from kilter.core import Fit, Loss, Node, Params, Rows
+from kilter.params import apply, average, scale, weights, zeros
+from kilter.tasks import EVAL_BATCH, Task
+from kilter.train import Plan
+
+LEAST = 1e-30  # variance
+Schedule = Literal["fedbe", "literal", "constant"]
+FEDBE = ((3, 0.2), (6, 0.1), (9, 0.01))  # (tenths of the rounds, factor)
+LITERAL = ((3, 0.9), (6, 0.6), (9, 0.3))
+
+# Paths of weights ---------------------------------------------------------------------------------------------------
+
+
+class Moments:
+    """Running mean and variance of snapshots: mean <- (c mean + w)/(c + 1), and so the squares; memory of two models.
+
+    >>> path = Moments(squares=True)
+    >>> for w in (1.0, 2.0, 4.0):
+    ...     path.add({"w": torch.tensor([w])})
+    >>> path.mean, path.variance()
+    ({'w': tensor([2.3333])}, {'w': tensor([1.5556])})
+    """
+
+    def __init__(self, squares: bool = False) -> None:
+        self.count = 0
+        self.mean: Params = {}
+        self._squares: Params | None = {} if squares else None  # sum of (w - mean)^2
+
+    def add(self, w: Params) -> None:
+        self.count += 1
+        if self.count == 1:
+            self.mean = {k: v.clone() for k, v in w.items()}
+            self._squares = zeros(weights(w)) if self._squares is not None else None
+            return
+        for k, mean in self.mean.items():
+            if mean.is_floating_point():  # counters are the first's
+                away = w[k] - mean
+                mean.lerp_(w[k], 1 / self.count)
+                if self._squares is not None and k in self._squares:
+                    self._squares[k].addcmul_(away, w[k] - mean)
+
+    def variance(self) -> Params | None:
+        """Of the weights; None if squares were not asked for."""
+        return None if self._squares is None else scale(self._squares, 1 / self.count)
+
+
+def swa(
+    node: Node,
+    loss: Loss,
+    w: Params,
+    plan: Plan,
+    start: float,
+    squares: bool = False,
+    rows: Rows | None = None,
+    **columns: Tensor,
+) -> Generator[Fit, Params, tuple[Params, Params | None, int]]:
+    """Stochastic weight averaging: moments of w after each epoch from the share `start` of the epochs on, and of how many.
+
+    Epochs that are averaged are fits of their own, so momentum begins anew in each. `start` >= 1 is one plain fit.
+    """
+    rows = node.data.train if rows is None else rows
+    before = min(int(start * plan.epochs), plan.epochs)
+    path = Moments(squares)
+    if before:
+        w = yield node.fit(loss, w, replace(plan, epochs=before), rows=rows, **columns)
+    if before == plan.epochs:
+        path.add(w)
+    for _ in range(plan.epochs - before):
+        w = yield node.fit(loss, w, replace(plan, epochs=1), rows=rows, **columns)
+        path.add(w)
+    return path.mean, path.variance(), path.count
+
+
+def inputs(rows: Rows) -> Iterator[Tensor]:
+    """The column x, in even batches."""
+    for at in torch.arange(len(rows)).tensor_split(-(-len(rows) // EVAL_BATCH)):
+        yield rows.batch(at)["x"]
+
+
+@torch.no_grad()
+def recount(task: Task, w: Params, rows: Rows) -> Params:
+    """w with BatchNorm's statistics computed anew on these rows: their mean over batches, dropout off.
+
+    As torch.optim.swa_utils.update_bn does it (a test compares), but that one leaves dropout on.
+    """
+    net = task.load(w)
+    layers = [m for m in net.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    if not layers or len(rows) < 2:
+        return w
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # the plain mean
+        layer.train()
+    for x in inputs(rows):
+        net(task.standard(x))
+    return w | {task.names[k]: v.clone() for k, v in net.named_buffers() if k in task.names}
+
+
+# Posteriors over clients --------------------------------------------------------------------------------------------
+
+
+def spread(
+    mean: Params, clients: Sequence[Params], sizes: Sequence[float], within: Sequence[Params] | None, kappa: float
+) -> Params:
+    """Standard deviation of the weights over clients, by the law of total variance.
+
+    Sigma = sum_i pi_i [(theta_i - mean)^2 + kappa s2_i] with pi_i = |D_i| / sum |D|.
+    """
+    total = zeros(weights(mean))
+    for i, (theta, size) in enumerate(zip(clients, sizes, strict=True)):
+        pi = size / sum(sizes)
+        for k, sum_ in total.items():
+            away = theta[k] - mean[k]
+            sum_.addcmul_(away, away, value=pi)
+            if within is not None:
+                sum_.add_(within[i][k], alpha=pi * kappa)
+    return apply(lambda v: v.clamp_(min=LEAST).sqrt_(), total)
+
+
+def unit_spread(base: Params, clients: Sequence[Params]) -> tuple[Params, Params]:
+    """Centre and deviation as FedBE's code has them, tensor by tensor: of the clients' steps d_i, each scaled to length one.
+
+    u_i = d_i / |d_i|; centre = base + L mean(u), deviation = L sqrt(max(var(u), 1e-5)), L = mean |d_i|. Sizes do not count.
+    """
+    centre, deviation = {}, {}
+    for k, start in weights(base).items():
+        steps = torch.stack([theta[k] - start for theta in clients])
+        lengths = steps.flatten(1).norm(dim=1).clamp(min=LEAST)
+        units = steps / lengths.reshape(-1, *[1] * start.dim())
+        centre[k] = start + lengths.mean() * units.mean(0)
+        deviation[k] = lengths.mean() * units.var(0, correction=0).clamp(min=1e-5).sqrt()
+    return centre, deviation
+
+
+def gaussian(centre: Params, deviation: Params, rng: torch.Generator) -> Params:
+    """One sample: centre + deviation eps for weights; the rest of the centre as it is."""
+    return centre | apply(lambda s, m: torch.randn(m.shape, generator=rng).mul_(s).add_(m), deviation, centre)
+
+
+def reweigh(g: Sequence[float], sizes: Sequence[float]) -> list[float]:
+    """omega_i = g_i |D_i| / sum_j g_j |D_j|.
+
+    >>> [round(o, 6) for o in reweigh([0.2, 0.3, 0.5], [100, 300, 600])]
+    [0.04878, 0.219512, 0.731707]
+    """
+    total = sum(a * n for a, n in zip(g, sizes, strict=True))
+    return [a * n / total for a, n in zip(g, sizes, strict=True)]
+
+
+def dirichlet(
+    sizes: Sequence[float], gamma: float, by_size: bool, samples: int, rng: np.random.Generator
+) -> list[list[float]]:
+    """Shares of the clients in each sample: g ~ Dir(gamma, ...) reweighed by size, or omega ~ Dir(gamma |S| pi) directly.
+
+    The first has not the mean |D_i| / |D| once sizes differ; the second has.
+    """
+    if by_size:
+        return rng.dirichlet([gamma * len(sizes) * n / sum(sizes) for n in sizes], samples).tolist()
+    return [reweigh(g, sizes) for g in rng.dirichlet([gamma] * len(sizes), samples).tolist()]
+
+
+def mixture(clients: Sequence[Params], shares: Sequence[float]) -> Params:
+    """sum_i omega_i theta_i, in the hull of the clients."""
+    return average(zip(clients, shares, strict=True))
+
+
+# Rates and probabilities --------------------------------------------------------------------------------------------
+
+
+def learning_rate(schedule: Schedule, base: float, r: int, rounds: int) -> float:
+    """The rate of round r = 0, 1, ... of so many.
+
+    fedbe: half of it in round 0, then all, a fifth after 30 % of the rounds, a tenth after 60 %, a hundredth after 90 %.
+    literal: .9, .6, .3 of it from 30, 60, 90 % on, FEDSBME's text taken at its word.
+
+    >>> [learning_rate("fedbe", 0.01, r, 100) for r in (0, 1, 30, 31)]
+    [0.005, 0.01, 0.01, 0.002]
+    """
+    if schedule == "fedbe":
+        if r == 0:
+            return 0.5 * base
+        passed = [factor for tenths, factor in FEDBE if 10 * r > tenths * rounds]
+    else:
+        passed = [factor for tenths, factor in LITERAL if schedule == "literal" and 10 * r >= tenths * rounds]
+    return (passed[-1] if passed else 1.0) * base
+
+
+def sharpen(p: Tensor, temperature: float) -> Tensor:
+    """p^(1/T), normalised by row.
+
+    >>> sharpen(torch.tensor([[0.5, 0.3, 0.2]]), 0.5)
+    tensor([[0.6579, 0.2368, 0.1053]])
+    """
+    q = p ** (1 / temperature)
+    return q / q.sum(-1, keepdim=True)
