@@ -86,7 +86,7 @@ def test_every_epoch_sees_every_row_once_in_steps_as_planned(n: int, size: int, 
     fit = Fit(lambda *_: torch.zeros(()), {}, rows, plan, seed)
     seen = [rows.batch(at)["x"] for at in batches(fit)]
     assert len(seen) == plan.steps(n)
-    assert all(0 < len(s) <= (size or n) for s in seen)
+    assert all(0 < len(s) <= (size + 1 if size else n) for s in seen)  # one more where a last row joins
     per = plan.steps(n) // epochs
     for e in range(epochs):
         assert sorted(torch.cat(seen[e * per : (e + 1) * per]).tolist()) == list(range(n))
@@ -102,12 +102,12 @@ def test_order_differs_by_epoch_and_seed() -> None:
 
 
 def test_a_partial_batch_weighs_by_its_own_rows() -> None:
-    # 3 rows in batches of 2: steps on {a, b} and {c}, each a mean over its own rows.
+    # 5 rows in batches of 3: steps on {a, b, c} and {d, e}, each a mean over its own rows.
     task = linear_task([0.0])
-    fit = request(task, SGD(lr=1.0, batch=2), constant([[1.0], [10.0], [100.0]]).train)
+    fit = request(task, SGD(lr=1.0, batch=3), constant([[1.0], [10.0], [100.0], [7.0], [3.0]]).train)
     y = fit.rows["y"].flatten()
     first, last = batches(fit)
-    assert (len(first), len(last)) == (2, 1)
+    assert (len(first), len(last)) == (3, 2)
     assert run_one(fit).params["w"].item() == pytest.approx(-(y[first].mean() + y[last].mean()).item())
 
 
@@ -278,3 +278,17 @@ def test_chance_is_anew_at_each_call_and_by_step() -> None:
     assert torch.equal(torch.rand(3, generator=node.rng), torch.rand(3, generator=node.rng))
     assert torch.equal(torch.rand(3, generator=node.rng), torch.rand(3, generator=generator(1, 2, "a", "train")))
     assert not torch.equal(torch.rand(3, generator=node.rng), torch.rand(3, generator=generator(1, 2, "a", "judge")))
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "lengths"),
+    [(33, 32, [33]), (65, 32, [32, 33]), (64, 32, [32, 32]), (3, 1, [1, 1, 1]), (34, 32, [32, 2])],
+)
+def test_a_lone_last_row_joins_the_batch_before_it(rows, size, lengths):
+    """So that BatchNorm never meets a batch of one; and `steps` knows."""
+    plan = SGD(batch=size, epochs=2)
+    fit = Fit(lambda p, b, c: 0, {}, Rows.of(x=torch.zeros(rows, 1)), plan, seed=1)
+    found = [b if isinstance(b, slice) else b.tolist() for b in batches(fit)]
+    assert [len(b) for b in found] == lengths * 2
+    assert sorted(i for b in found[: len(lengths)] for i in b) == list(range(rows))
+    assert plan.steps(rows) == len(found)

@@ -37,7 +37,8 @@ class Plan(ABC):
 
     def steps(self, rows: int) -> int:
         """How many steps a node with this many rows takes."""
-        return self.epochs * (math.ceil(rows / self.batch) if self.batch else 1)
+        lone = self.batch > 1 and rows > self.batch and rows % self.batch == 1  # see `batches`
+        return self.epochs * (math.ceil(rows / self.batch) - lone if self.batch else 1)
 
     def at(self, round: int) -> Self:
         """The plan of this round."""
@@ -118,14 +119,21 @@ class Fitted:
 
 
 def batches(fit: Fit) -> Iterator[Tensor | slice]:
-    """Positions of each step's rows: every epoch a new order, from the fit's own seed."""
+    """Positions of each step's rows: every epoch a new order, from the fit's own seed.
+
+    A last row that would be alone joins the batch before it: BatchNorm cannot learn from one.
+    """
     n, size = len(fit.rows), fit.plan.batch
     rng = generator(fit.seed, "batches")
     for _ in range(fit.plan.epochs):
         if not size or size >= n:
             yield slice(None)
-        else:
-            yield from torch.randperm(n, generator=rng).split(size)
+            continue
+        order = torch.randperm(n, generator=rng)
+        cut = n - 1 - size if size > 1 and n % size == 1 else n
+        yield from order[:cut].split(size) if cut else ()
+        if cut < n:
+            yield order[cut:]
 
 
 def trainable(fit: Fit) -> list[str]:
