@@ -196,6 +196,7 @@ def _finish(
     summary = {
         "method": name,
         "rounds": progress["round"],
+        "setup_rounds": records[0]["exchanges"],
         "seed": fed.seed,
         "clients": len(fed.ids),
         "topology": fed.topology.spec,

@@ -21,6 +21,7 @@ class Ledger:
     participants: dict[str, None] = field(default_factory=dict)  # an ordered set
     failures: list[dict[str, str]] = field(default_factory=list)
     notes: list[dict[str, str]] = field(default_factory=list)  # what a step wants on record, by node
+    exchanges: int = 0  # pools in which nodes sent something: the rounds of communication a set-up took
     losses: list[tuple[float, int]] = field(default_factory=list)  # (mean loss, steps) of every fit
     fit_seconds: dict[str, float] = field(default_factory=dict)  # seconds of training by step
 
@@ -52,6 +53,7 @@ class Ledger:
         record = {
             "loss": sum(loss * n for loss, n in self.losses) / steps if steps else None,
             "steps": steps,
+            "exchanges": self.exchanges,
             "participants": list(self.participants),
             "failures": self.failures,
             "notes": self.notes,

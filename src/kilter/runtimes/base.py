@@ -206,6 +206,7 @@ class Runtime(Federation):
                 self.call(":adopt", state, training=False)
             order = {"to": list(to), "view": view.__name__ if view else None}
             mail = self.call(f"spread:{train.__name__}", order, to)
+            self.ledger.exchanges += 1
             self.call(":".join(filter(None, ["gather", self.robust, combine.__name__])), mail, to)
             return AtNodes()
         if self.topology.kind == "rotating":
@@ -215,6 +216,7 @@ class Runtime(Federation):
         if not replies:
             self.ledger.failed(self.aggregator, combine.__name__, "no valid reply came back: the state stays as it was")
             return state
+        self.ledger.exchanges += any(reply is not None for reply in replies.values())
         return self.hub(combine, state, robust(replies, self.robust))
 
     def _ordered(self, to: Sequence[str] | None) -> tuple[str, ...]:
