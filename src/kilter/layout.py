@@ -13,8 +13,8 @@ from kilter.core import Params
 def channels_inside(params: Mapping[str, Tensor]) -> Params:
     """The same model with the filters of 2-d convolutions laid out channels innermost.
 
-    A convolution follows its filters' layout and so do the layers after it. Results differ by rounding: on ResNet-18 they are as
-    far from those of float64 as with the usual layout (4e-3 of the update after two steps with GroupNorm), not farther.
+    A convolution follows its filters' layout and so do the layers after it. Results differ by rounding of the same
+    order: ResNet-18 after two steps is 5.8e-3 of the update from float64's with GroupNorm, 4.5e-3 in the usual layout.
     """
     return {k: _inside(v) if v.dim() == 4 else v for k, v in params.items()}
 

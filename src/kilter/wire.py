@@ -45,7 +45,8 @@ class Malformed(Mistake):
     """A letter that is not one of ours."""
 
 
-def _pack(tree: Tree, path: str, arrays: dict[str, Tensor], depth: int = 0) -> Any:
+def pack(tree: Tree, path: str, arrays: dict[str, Tensor], depth: int = 0) -> Any:
+    """How a tree nests, in JSON's terms; its tensors go into `arrays` under names that begin with `path`."""
     if depth > DEPTH:
         raise TypeError(f"a tree of more than {DEPTH} levels cannot be sent or kept")
     if isinstance(tree, Tensor):
@@ -58,13 +59,13 @@ def _pack(tree: Tree, path: str, arrays: dict[str, Tensor], depth: int = 0) -> A
     if isinstance(tree, float):
         return tree if math.isfinite(tree) else {"f": repr(tree)}
     if isinstance(tree, tuple):
-        return {"u": [_pack(v, f"{path}/{i}", arrays, depth + 1) for i, v in enumerate(tree)]}
+        return {"u": [pack(v, f"{path}/{i}", arrays, depth + 1) for i, v in enumerate(tree)]}
     if isinstance(tree, list):
-        return [_pack(v, f"{path}/{i}", arrays, depth + 1) for i, v in enumerate(tree)]
+        return [pack(v, f"{path}/{i}", arrays, depth + 1) for i, v in enumerate(tree)]
     if isinstance(tree, Mapping):
         if not all(isinstance(k, str) for k in tree):
             raise TypeError("keys of what is sent or kept must be strings")
-        return {"d": {k: _pack(v, f"{path}/{_escaped(k)}", arrays, depth + 1) for k, v in tree.items()}}
+        return {"d": {k: pack(v, f"{path}/{_escaped(k)}", arrays, depth + 1) for k, v in tree.items()}}
     if isinstance(tree, bytes):
         return {"b": base64.b64encode(tree).decode()}
     if isinstance(tree, AtNodes):
@@ -79,11 +80,12 @@ def _escaped(key: str) -> str:
     return key.replace("%", "%25").replace("/", "%2F")
 
 
-def _unpack(spec: Any, arrays: Mapping[str, Tensor], depth: int = 0) -> Tree:
+def unpack(spec: Any, arrays: Mapping[str, Tensor], depth: int = 0) -> Tree:
+    """The tree behind what `pack` gave."""
     if depth > DEPTH:
         raise Malformed("a letter nests too deeply")
     if isinstance(spec, list):
-        return [_unpack(v, arrays, depth + 1) for v in spec]
+        return [unpack(v, arrays, depth + 1) for v in spec]
     if not isinstance(spec, dict):
         return spec
     (tag, value), *more = spec.items() if spec else (("", None),)
@@ -91,9 +93,9 @@ def _unpack(spec: Any, arrays: Mapping[str, Tensor], depth: int = 0) -> Tree:
         if tag == "t" and isinstance(value, str) and value in arrays:
             return arrays[value]
         if tag == "u" and isinstance(value, list):
-            return tuple(_unpack(v, arrays, depth + 1) for v in value)
+            return tuple(unpack(v, arrays, depth + 1) for v in value)
         if tag == "d" and isinstance(value, dict):
-            return {k: _unpack(v, arrays, depth + 1) for k, v in value.items()}
+            return {k: unpack(v, arrays, depth + 1) for k, v in value.items()}
         if tag == "f" and value in ("nan", "inf", "-inf"):
             return float(value)
         if tag == "b" and isinstance(value, str):
@@ -105,7 +107,7 @@ def _unpack(spec: Any, arrays: Mapping[str, Tensor], depth: int = 0) -> Tree:
 
 def _header(tree: Tree) -> tuple[bytes, list[Tensor]]:
     arrays: dict[str, Tensor] = {}
-    spec = _pack(tree, "", arrays)
+    spec = pack(tree, "", arrays)
     # Larger items first, as safetensors wants it: every array then starts aligned.
     order = sorted(arrays, key=lambda name: -arrays[name].element_size())
     header: dict[str, Any] = {"__metadata__": {"tree": json.dumps(spec, separators=(",", ":"))}}
@@ -145,7 +147,7 @@ def decode(data: bytes) -> Tree:
         length = int.from_bytes(data[:8], "little")
         spec = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["tree"])
         arrays = {name: _array(info) for name, info in found}
-        return _unpack(spec, arrays)
+        return unpack(spec, arrays)
     except Malformed:
         raise
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as e:
@@ -196,7 +198,7 @@ def not_finite(tree: Tree) -> str | None:
     """The path of the first NaN or infinity, if there is one."""
     for path, leaf in leaves(tree):
         if isinstance(leaf, Tensor):
-            # The sum of finite numbers may still overflow: then look at each. It is five times as fast as that.
+            # The sum of finite numbers may still overflow: then look at each, which takes four to twenty times as long.
             suspect = leaf.is_floating_point() and not math.isfinite(float(leaf.sum()))
             if suspect and not bool(torch.isfinite(leaf).all()):
                 return path or "its value"

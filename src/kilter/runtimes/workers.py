@@ -10,16 +10,16 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 
-from kilter.core import Tree
+from kilter import wire
+from kilter.core import Post, Tree
 from kilter.errors import Mistake
 from kilter.runtimes.host import Done
-from kilter.runtimes.parcels import Shelf, copied, packed, unpacked
+from kilter.runtimes.parcels import Shelf, copied, packed
 
 Run = Callable[..., dict[str, tuple[Done, dict[str, Tree] | None]]]
 
@@ -53,7 +53,7 @@ class Workers:
     ) -> dict[str, tuple[Done, dict[str, Tree] | None]]:
         """Perform a step at these nodes, chunk by chunk, wherever a worker is free."""
         common = len({id(m) for m in messages.values()}) == 1
-        broadcast = packed(next(iter(messages.values()))) if common else b""
+        broadcast = wire.encode(next(iter(messages.values()))) if common else b""
         told: set[int] = set()
         room: dict[int, int | None] = {}  # where each busy worker puts its answer's tensors
         waiting = list(chunks)
@@ -72,7 +72,7 @@ class Workers:
                     "broadcast": common and worker not in told,
                     "room": room[worker],
                 }
-                self._send(worker, packed(order))
+                self._send(worker, wire.encode(order))
                 if order["broadcast"]:
                     self._send(worker, broadcast)
                     told.add(worker)
@@ -122,36 +122,46 @@ def _serve(pipe: Connection, foreign: list[Connection], shelf: Shelf, work: Run)
     message: Tree = None
     while True:
         try:
-            order = unpacked(pipe.recv_bytes())
+            order = wire.decode(pipe.recv_bytes())
             if order["broadcast"]:
-                message = unpacked(pipe.recv_bytes())
+                message = wire.decode(pipe.recv_bytes())
         except (EOFError, OSError):
             return
         messages = order["messages"] or dict.fromkeys(order["nodes"], message)
-        room = None if order["room"] is None else shelf.room(order["room"])
+        room = shelf.room(order["room"])
         try:
             done = work(order["step"], order["round"], messages, order["states"])
-            answer = packed({i: (_written(d), state) for i, (d, state) in done.items()}, room)
+            answer = packed({i: _written(d, state) for i, (d, state) in done.items()}, room)
         except Exception as e:
-            answer = packed({i: (_written(Done(error=e)), None) for i in order["nodes"]})
+            answer = packed({i: _written(Done(error=e), None) for i in order["nodes"]}, room)
         pipe.send_bytes(answer)
 
 
-def _written(d: Done) -> tuple[Done, tuple[bool, str] | None]:
-    """An outcome without its exception, which may be of a kind that cannot be packed: (ours, text) in its place."""
-    if d.error is None:
-        return d, None
-    ours = isinstance(d.error, Mistake)
-    text = str(d.error) if ours else "".join(traceback.format_exception(d.error))
-    return replace(d, error=None), (ours, text)
+def _written(d: Done, state: dict[str, Tree] | None) -> dict[str, Any]:
+    error = None
+    if d.error is not None:
+        text = str(d.error) if isinstance(d.error, Mistake) else "".join(traceback.format_exception(d.error))
+        error = [isinstance(d.error, Mistake), text]
+    return {
+        "reply": dict(d.reply) if isinstance(d.reply, Post) else d.reply,
+        "post": isinstance(d.reply, Post),
+        "error": error,
+        "fits": d.fits,
+        "seconds": d.seconds,
+        "notes": d.notes,
+        "state": state,
+    }
 
 
 def _read(answer: Mapping[str, Any]) -> dict[str, tuple[Done, dict[str, Tree] | None]]:
     read = {}
-    for node, ((d, error), state) in answer.items():
-        if error:
-            ours, text = error
-            d.error = Mistake(text) if ours else RuntimeError(f"a step failed in a worker:\n{text}")
+    for node, a in answer.items():
+        error: Exception | None = None
+        if a["error"]:
+            ours, text = a["error"]
+            error = Mistake(text) if ours else RuntimeError(f"a step failed in a worker:\n{text}")
+        reply = Post(a["reply"]) if a["post"] else a["reply"]
+        fits = [(loss, steps) for loss, steps in a["fits"]]
         # A state stays for long: a copy, so that it does not keep the shared memory from being used again.
-        read[node] = d, None if state is None else copied(state)
+        read[node] = Done(reply, error, fits, a["seconds"], a["notes"]), copied(a["state"])
     return read

@@ -25,8 +25,9 @@ from kilter.params import BUFFER
 from kilter.stacking.layers import Layers, for_all
 from kilter.train import Fitted, batches, trainable
 
+ALIGN = 64  # bytes: where torch's tensors begin
 LARGE = 1_000_000  # weights; from here on a single client keeps a core busy
-WIDTH_CONV, WIDTH_DENSE = 5, 25  # clients in a stack: what was fastest on the networks of `kilter.models`
+WIDTH_CONV, WIDTH_DENSE = 5, 25  # clients in a stack: wide enough to share overhead, small enough for the caches
 
 log = logging.getLogger("kilter")
 _told: set[Any] = set()  # losses whose falling back was noted
@@ -207,7 +208,10 @@ def _train(fits: Sequence[Fit]) -> list[Fitted]:
                     _clip(grads, plan.clip)
                 plan.update(leaves, grads, [[s[a:b] for s in part] for part in state], t)
                 totals[a:b] += losses.detach()
-    parts = {k: v.unbind() for k, v in params.items()}
+    # Each begins where torch would have put it, for kernels may round otherwise at another alignment: else it is copied there.
+    parts = {
+        k: v.unbind() if v[0].numel() * v.itemsize % ALIGN == 0 else [p.clone() for p in v] for k, v in params.items()
+    }
     done: list[Fitted] = [None] * len(fits)  # type: ignore[list-item]
     for i, k in enumerate(order):
         steps = len(positions[i])

@@ -1,0 +1,89 @@
+"""What processes of one machine hand each other: trees in the wire's terms, their tensors in shared memory if there is room.
+
+The receiver reads tensors where they lie, without a copy: 25 models of 200 kB take 4 ms so, and 38 ms through a pipe.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import weakref
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kilter import wire
+from kilter.core import Tree
+
+ALIGN = 64  # bytes: torch's own, for kernels may round otherwise at another
+SIZE, COUNT = 64 << 20, 4  # of a worker's compartments; memory is only used once it is written to
+
+
+class Shelf:
+    """Shared memory in compartments, each for one parcel at a time, and free again when nobody holds the parcel's tensors."""
+
+    def __init__(self, size: int = SIZE, count: int = COUNT) -> None:
+        self._memory = mmap.mmap(-1, size * count)
+        self._size = size
+        self.free = list(range(count))
+
+    def room(self, number: int | None) -> np.ndarray:
+        """A compartment's bytes; none of None."""
+        if number is None:
+            return np.empty(0, np.uint8)
+        return np.frombuffer(self._memory, np.uint8, self._size, number * self._size)
+
+    def take(self) -> int | None:
+        """A free compartment: the last one freed, for its pages are at hand."""
+        return self.free.pop() if self.free else None
+
+    def read(self, parcel: bytes, number: int | None) -> Tree:
+        """A parcel packed into this compartment, which is free again when its tensors are gone."""
+        room = self.room(number)
+        if number is not None:
+            weakref.finalize(room, self.free.append, number).atexit = False
+        return unpacked(parcel, room)
+
+
+def packed(tree: Tree, room: np.ndarray) -> bytes:
+    """A parcel: its tensors in this room if they fit, else a letter of the wire."""
+    arrays: dict[str, Tensor] = {}
+    spec = wire.pack(tree, "", arrays)
+    places: dict[str, tuple[int, str, list[int]]] = {}
+    end = 0
+    for name, array in arrays.items():
+        places[name] = end, wire.DTYPES[array.dtype], list(array.shape)
+        end += -(-array.numel() * array.element_size() // ALIGN) * ALIGN
+    if not arrays or end > len(room):
+        return b"\0" + wire.encode(tree)
+    shared = torch.from_numpy(room)
+    for (start, _, shape), array in zip(places.values(), arrays.values(), strict=True):
+        size = array.numel() * array.element_size()
+        shared[start : start + size].view(array.dtype).view(shape).copy_(array.detach())
+    return b"\1" + json.dumps([spec, places], separators=(",", ":")).encode()
+
+
+def unpacked(parcel: bytes, room: np.ndarray) -> Tree:
+    """What was packed. Tensors in the room are read where they lie and keep the array `room` alive."""
+    if not parcel[0]:
+        return wire.decode(parcel[1:])
+    spec, places = json.loads(parcel[1:])
+    shared = torch.from_numpy(room)
+    arrays = {}
+    for name, (start, dtype, shape) in places.items():
+        kind = wire.TORCH[dtype]
+        arrays[name] = shared[start : start + prod(shape) * kind.itemsize].view(kind).view(shape)
+    return wire.unpack(spec, arrays)
+
+
+def copied(tree: Tree) -> Tree:
+    """The tree with tensors of its own."""
+    if isinstance(tree, Tensor):
+        return tree.clone()
+    if isinstance(tree, dict):
+        return {k: copied(v) for k, v in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(copied(v) for v in tree)
+    return tree
