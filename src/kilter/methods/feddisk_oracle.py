@@ -1,0 +1,69 @@
+"""FedDiskAb, FedDisk's ablation. Nguyen, Wu, Chang: FL for distribution skewed data using sample weights (IEEE TAI 2023), VII."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kilter.chance import generator
+from kilter.core import Batch, Each, Federation, Fit, Method, Node, Params, Replies, Tree, step
+from kilter.density.ratio import both, by_judge, effective_size, judge, mean_one
+from kilter.params import average
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDiskOracle(Method):
+    """FedDisk with weights from raw data: a judge tells a client's rows from as many rows drawn from everyone's.
+
+    Keeps: a weight for each training row.  Sends: ITS RAW DATA, once, and gets others'. For comparison only; it is in the books.
+    """
+
+    delta: float = 0.01  # the judge's P is kept within delta..1-delta
+    a_min: float = 0.1  # least ratio
+    a_max: float = 10.0  # largest ratio; both 1: FedAvg
+
+    needs = frozenset({"aggregator"})
+
+    def setup(self, fed: Federation) -> Params:
+        fed.map(self.weigh, Each(fed.hub(self.deal, fed.map(self.hand_over))))
+        return self.task.init(fed.seed)
+
+    @step(alike=False)
+    def hand_over(self, node: Node, _: None) -> tuple[Tensor, int]:
+        return node.data.train["x"], len(node.data.valid)
+
+    @step
+    def deal(self, hub: Node, replies: Replies) -> dict[str, Tensor]:
+        """To each as many rows of the pool as it has for training and validation."""
+        pool = torch.cat([x for x, _ in replies.values()])
+        return {
+            i: pool[torch.randperm(len(pool), generator=generator(hub.seed, "deal", i))[: len(x) + v]]
+            for i, (x, v) in replies.items()
+        }
+
+    @step
+    def weigh(self, node: Node, others: Tensor) -> Generator[Fit, Params, None]:
+        x, v = node.data.train["x"], node.data.valid["x"]
+        rows, check = both(x, others[: len(x)]), both(v, others[len(x) :])
+        chance = yield from judge(node, rows, check, x)
+        node.state["weight"] = a = mean_one(by_judge(chance, "odds", self.delta), self.a_min, self.a_max)
+        node.notes.append(f"weights by raw data: effective sample size {effective_size(a):.1f} of {len(a)}")
+
+    def round(self, fed: Federation, state: Params) -> Params:
+        return fed.pool(self.train, self.combine, state, to=fed.sample(self.cohort))
+
+    @step
+    def train(self, node: Node, w: Params) -> Generator[Fit, Params, tuple[Params, int]]:
+        n = len(node.data.train)
+        if "weight" not in node.state:
+            node.notes.append("has no weights: trains with weights of one")
+        w = yield node.fit(self.loss, w, self.local, weight=node.state.get("weight", torch.ones(n)))
+        return w, n
+
+    @step
+    def combine(self, hub: Node, w: Params, replies: Replies) -> Params:
+        return average(replies.values())
+
+    def loss(self, w: Params, batch: Batch, _: Tree) -> Tensor:
+        return self.task.loss(w, batch)

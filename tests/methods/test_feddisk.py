@@ -1,0 +1,365 @@
+"""FedDisk: known answers D1, D4-D11, its laws, and clients that are hard to weigh."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kilter import SGD, Data, Mistake, Rows, Simulation, Task, federate
+from kilter.core import Node
+from kilter.data.partitions import noise_std
+from kilter.density.made import MADE, density_task
+from kilter.density.ratio import both, by_density, by_judge, effective_size, judge, mean_one
+from kilter.methods.feddisk import FedDisk
+from kilter.models import build
+from kilter.params import count
+from kilter.runtimes.host import perform
+from kilter.study.measures import cost_paper, curve, ecr_paper, rounds_to_target
+from kilter.train import run_one
+from small import SHAPE, digits, federation, linear_task, method, mlp_task, same, skewed, three_ways
+
+RULES = ["llr", "dre", "odds", "prob", "minmax2", "tri"]
+QUICK = {"density_rounds": 3, "density_epochs": 1, "own_epochs": 5, "hidden": 8}
+
+
+def close(found, expected, tolerance=1e-6):
+    return [float(v) for v in found] == pytest.approx(expected, abs=tolerance)
+
+
+# The paper's cost ---------------------------------------------------------------------------------------------------
+
+SIZES = {"xray": (39_000, 102_000), "femnist": (447_000, 614_000), "mnist": (12_000, 47_000)}  # Table II: network, MADE
+ECR = {  # Table I: rounds of each baseline; FedDisk's rounds of classifier and of MADE
+    "xray": {"FedAvg": 450, "FedBN": 457, "FedProx": 440, "FedROD": 480, "FedPCL": 500, "FedDisk": (100, 80)},
+    "femnist": {"FedAvg": 1100, "FedBN": 1255, "FedProx": 1200, "FedROD": 1015, "FedPCL": 1030, "FedDisk": (105, 15)},
+    "mnist": {"FedAvg": 500, "FedBN": 600, "FedProx": 800, "FedROD": 550, "FedPCL": 550, "FedDisk": (85, 70)},
+}
+COST = {
+    "xray": [35_100_000, 35_646_000, 34_320_000, 37_440_000, 39_000_000, 24_120_000],
+    "femnist": [983_400_000, 1_121_970_000, 1_072_800_000, 907_410_000, 920_820_000, 112_290_000],
+    "mnist": [12_000_000, 14_400_000, 19_200_000, 13_200_000, 13_200_000, 8_620_000],
+}
+
+
+@pytest.mark.parametrize(
+    ("data", "ecr", "ratio"), [("xray", 180, 1.422886), ("femnist", 120, 8.080951), ("mnist", 155, 1.392111)]
+)
+def test_the_papers_cost_recomputed(data, ecr, ratio):  # D1
+    network, made = SIZES[data]
+    *baselines, (classifier, density) = ECR[data].values()
+    found = [cost_paper([(r, network)]) for r in baselines] + [cost_paper([(classifier, network), (density, made)])]
+    assert found == COST[data]
+    assert classifier + density == ecr
+    assert min(found[:-1]) / found[-1] == pytest.approx(ratio, abs=1e-6)
+
+
+def test_density_models_have_the_papers_size():  # D2
+    for inputs, hidden, size in [(1024, 50, 102_400), (784, 30, 47_040)]:
+        assert sum(w.numel() for w in MADE(inputs, hidden).parameters() if w.dim() > 1) == size
+
+
+def test_effective_communication_rounds():  # D10
+    base, ours = curve([0.10, 0.30, 0.50, 0.50, 0.60, 0.59]), curve([0.20, 0.55, 0.61, 0.62, 0.62, 0.63])
+    found = ecr_paper({"fedavg": base}, {"feddisk": ours}, {"feddisk": 2})
+    assert (found.rounds, found.target) == ({"fedavg": 5, "feddisk": 5}, 0.6)
+    assert rounds_to_target(ours, 0.9) is None
+
+
+# Weights ------------------------------------------------------------------------------------------------------------
+
+
+def test_odds_of_the_right_judge_are_the_ratio():  # D4
+    x = torch.tensor([-1, 0, 0.5, 1, 2], dtype=torch.float64)
+    p = torch.sigmoid(x - 0.5)
+    assert close(p, [0.182426, 0.377541, 0.5, 0.622459, 0.817574])
+    assert close(by_judge(p), [0.223130, 0.606531, 1, 1.648721, 4.481689])
+    a = mean_one(by_judge(p[[0, 1, 3, 4]]))
+    assert close(a, [0.128234, 0.348577, 0.947531, 2.575657])
+    assert effective_size(a) == pytest.approx(2.086110, abs=1e-6)
+    assert close(by_judge(torch.tensor([0.75]), zeros=100, ones=300), [1.0])
+
+
+def test_a_mixture_moves_local_risks_to_the_global_one():  # D5
+    q, c = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]]).double(), torch.tensor([0.25, 0.75]).double()
+    p, loss = c @ q, torch.tensor([1.0, 2.0, 3.0]).double()
+    alpha = by_density(p.log() - q.log(), centre=False)
+    assert close(p, [0.25, 0.275, 0.475])
+    assert close(alpha.flatten(), [0.357143, 1.375, 4.75, 2.5, 0.916667, 0.791667])
+    assert close((q * alpha).sum(1), [1, 1])
+    assert close(q @ loss, [1.4, 2.5])
+    assert close((q * alpha) @ loss, [2.225, 2.225])
+    assert float(c @ (q @ loss)) == pytest.approx(2.225)
+    # Eq. 11 as printed leaves c out: its "densities" are K times too large, and E_q[alpha] = 1 refuses them.
+    without = by_density(q.sum(0).log() - q.log(), centre=False)
+    assert close(without.flatten(), [1.142857, 2.5, 7, 8, 1.666667, 1.166667])
+    assert close((q * without).sum(1), [2, 2])
+
+
+def test_the_rules():  # D6
+    p = torch.tensor([0.2, 0.5, 0.8])
+    assert close(by_judge(p, "odds"), [0.25, 1, 4])
+    assert close(mean_one(by_judge(p, "odds")), [0.142857, 0.571429, 2.285714])
+    assert close(by_judge(p, "minmax2"), [0, 0.4, 2])
+    assert close(by_judge(p, "tri"), [0.4, 1, 0.4])
+    assert close(by_judge(p, "prob"), [0.2, 0.5, 0.8])
+    assert close(mean_one(by_judge(torch.full((3,), 0.3), "minmax2")), [1, 1, 1])
+
+
+def test_printed_odds_of_one_pixel_are_fedavg():  # D7
+    local, everyone = 0.3, 0.6
+    x = torch.tensor([1.0] * 30 + [0.0] * 70)
+    truth = torch.tensor([everyone / local, (1 - everyone) / (1 - local)])
+    assert close(truth, [2, 0.571429])
+    assert float(torch.where(x == 1, *truth).mean()) == pytest.approx(1, abs=1e-6)
+    u, v = (
+        torch.full((100, 1), local),
+        torch.full((100, 1), everyone),
+    )  # what two MADEs of one pixel say, whatever it is
+    rows = both(u, v)
+    work = judge(Node("a", Data(rows, rows, rows)), rows, rows, u)
+    fit, chance = next(work), None
+    while chance is None:
+        try:
+            fit = work.send(run_one(fit).params)
+        except StopIteration as end:
+            chance = end.value
+    assert close(mean_one(by_judge(chance)), [1.0] * 100)
+    assert close(by_judge(torch.zeros(2)), [0.01 / 0.99] * 2)  # a perfect judge: all fall to delta/(1 - delta)
+    exact = by_density(torch.where(x == 1, *truth.log()), centre=False)
+    assert close(exact[[0, -1]], [2, 0.571429])
+
+
+def test_ratio_of_a_known_density():  # D8
+    from test_made import every, known
+
+    ratio = by_density(known()(every(3)).sum(1) - 3 * math.log(0.5), centre=False)
+    expected = [0.724460, 1.255673, 0.426511, 1.194685, 0.203618, 1.160082, 0.213773, 2.821198]
+    assert close(ratio, expected, 2e-6)
+    assert float(ratio.mean()) == pytest.approx(1, abs=1e-6)
+
+
+def test_noise_of_the_papers_clients():  # D9
+    assert close([noise_std(k, 0.3, 100) for k in (0, 1, 50, 99)], [0, 0.054772, 0.387298, 0.544977])
+    assert close([noise_std(k, 0.3, 100, is_std=True) for k in (0, 1, 50, 99)], [0, 0.003, 0.15, 0.297])
+
+
+def test_loss_is_divided_by_rows_and_weights_are_clipped():  # D11
+    task = linear_task([1.0])
+    batch = {"x": torch.zeros(3, 1), "y": torch.tensor([[1.0], [2.0], [4.0]]), "weight": torch.tensor([0.5, 1.5, 2.0])}
+    assert float(task.loss(task.init(0), batch)) == pytest.approx(3.833333, abs=1e-6)
+    a = by_judge(torch.tensor([1e-4, 0.3, 0.5, 0.9, 0.9999], dtype=torch.float64), delta=0.01).clamp(0.1, 10)
+    assert close(a, [0.1, 0.428571, 1, 9, 10])
+    assert close(mean_one(a, 0.1, 10), [0.024356, 0.104384, 0.243563, 2.192067, 2.435630])
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.sampled_from(RULES[2:]))
+def test_weights_are_finite_and_have_mean_one(chances, rule):
+    a = mean_one(by_judge(torch.tensor(chances), rule))
+    assert bool(torch.isfinite(a).all())
+    assert float(a.mean()) == pytest.approx(1, abs=1e-5)
+    assert 0 < effective_size(a) <= len(a) + 1e-6
+
+
+# The method ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def brief(monkeypatch):
+    """Judges that learn little: enough to see that the machinery turns."""
+    monkeypatch.setattr("kilter.density.ratio.EPOCHS", 4)
+
+
+def weights_of(fed: Simulation) -> dict[str, torch.Tensor]:
+    return {i: fed.states[i]["weight"] for i in fed.ids}
+
+
+@pytest.mark.parametrize("name", ["feddisk", "feddisk-oracle"])
+def test_weights_of_one_are_fedavg_bit_for_bit(brief, name):
+    settings = QUICK if name == "feddisk" else {}
+    results = []
+    for m in (method("fedavg", cohort=0.5), method(name, cohort=0.5, a_min=1.0, a_max=1.0, **settings)):
+        with federation() as fed:
+            results.append(federate(m, fed, 3))
+    assert same(results[0].state, results[1].state)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_weighs_and_the_record_says_how_well(brief, rule):
+    with federation() as fed:
+        result = federate(method("feddisk", rule=rule, **QUICK), fed, 1)
+        found = weights_of(fed)
+    assert all(len(a) == len(fed.clients[i].train) and a.dtype == torch.float32 for i, a in found.items())
+    assert all(abs(float(a.mean()) - 1) < 1e-5 and float(a.min()) >= 0 for a in found.values())
+    assert any(float(a.std()) > 1e-6 for a in found.values())
+    said = {n["node"]: n["note"] for n in result.rounds[0]["notes"] if n["step"] == "weigh"}
+    for i, a in found.items():
+        assert f"weights by {rule}: effective sample size {effective_size(a):.1f} of {len(a)}" == said[i]
+        assert set(fed.states[i]) == {"weight"}  # no density model stays behind
+
+
+def test_identical_clients_weigh_everything_alike():
+    data = three_ways(torch.arange(300).numpy())
+    for rule, within in [("llr", 0.05), ("dre", 0.5)]:
+        with federation({"a": data, "b": data, "c": data}) as fed:
+            federate(method("feddisk", rule=rule, start="global", density_rounds=6, hidden=20), fed, 1)
+            assert all(float((a - 1).abs().mean()) < within for a in weights_of(fed).values())
+
+
+def test_rows_that_look_like_everyones_weigh_more():
+    """One feature, N(0,1) for two clients and N(2,1) for two: llr and dre follow the true ratio p/q, which rises or falls."""
+    g = torch.Generator().manual_seed(0)
+    clients = {}
+    for k, centre in enumerate([0.0, 0.0, 2.0, 2.0]):
+        x = centre + torch.randn(300, 1, generator=g)
+        rows = Rows.of(x=x, y=torch.zeros(300, dtype=torch.int64))
+        clients[f"c{k}"] = Data(
+            rows.take(torch.arange(220)), rows.take(torch.arange(220, 260)), rows.take(torch.arange(260, 300))
+        )
+    task = Task(lambda: build("linear", (1,), 2))
+    for rule in ("llr", "dre"):
+        with Simulation(clients) as fed:
+            federate(
+                FedDisk(
+                    task=task,
+                    local=SGD(),
+                    rule=rule,
+                    tau=1.0,
+                    density_lr=0.05,
+                    density_epochs=4,
+                    density_rounds=12,
+                    own_epochs=48,
+                    a_min=0.0,
+                ),
+                fed,
+                1,
+            )
+            for k, a in enumerate(weights_of(fed).values()):
+                x = clients[f"c{k}"].train["x"][:, 0]
+                truth = 0.5 + 0.5 * torch.exp((2 * x - 2) * (1 if k < 2 else -1))
+                assert float(torch.corrcoef(torch.stack([a.log(), truth.log()]))[0, 1]) > 0.7
+
+
+def test_density_rounds_stop_and_keep_the_best():
+    m = method("feddisk", density_rounds=60, density_epochs=6, own_epochs=6, density_lr=0.05, hidden=40)
+    with federation() as fed:
+        result = federate(m, fed, 1)
+    nll = [float(n["note"].rpartition(" ")[2]) for n in result.rounds[0]["notes"] if n["step"] == "merge"]
+    assert 4 < len(nll) < 60
+    assert nll.index(min(nll)) == len(nll) - 3
+    state = {"round": 1, "made": {"w": torch.ones(1)}, "best": None, "nll": 2.0, "stale": 0}
+    (worse,) = (m.merge(Node("hub", None), state, {"a": ({"w": torch.zeros(1)}, 3, 5.0)}) for _ in [0])
+    assert (worse["stale"], worse["nll"], m.best(worse, "a")) == (1, 2.0, None)
+    better = m.merge(Node("hub", None), state, {"a": ({"w": torch.zeros(1)}, 3, 1.0)})
+    assert same(better["best"], {"w": torch.ones(1)})
+    assert same(m.best(better, "a"), {"w": torch.zeros(1)})
+    state["stale"] = 2
+    assert m.merge(Node("hub", None), state, {"a": ({"w": torch.zeros(1)}, 3, 1.0)}) is state
+
+
+def test_traffic_of_both_phases_is_in_the_books():
+    m = method("feddisk", **QUICK)
+    with federation() as fed:
+        result = federate(m, fed, 2)
+    made = 4 * count(density_task(64, 8, "bernoulli", 0).init(0))
+    for up, down in result.rounds[0]["bytes_by_node"].values():
+        # Eq. 19: a density model up and down a round; the first comes from the seed, the last is the best. Headers: < 600 bytes.
+        assert 3 * made < up < 3 * (made + 600)
+        assert 3 * made < down < 3 * (made + 600) + 200
+    model = 4 * count(m.task.init(0))
+    assert 4 * model < result.rounds[1]["bytes_up"] < 4 * (model + 600)
+
+
+def absent(*steps: str):
+    return lambda seed, round, node, step: "away" if node == "c1" and step in steps else None
+
+
+@pytest.mark.parametrize(("name", "steps"), [("feddisk", ("learn", "weigh")), ("feddisk-oracle", ("hand_over",))])
+def test_a_client_that_missed_the_density_phase_trains_with_weights_of_one(name, steps):
+    settings = QUICK if name == "feddisk" else {}
+    with federation(faults=absent(*steps)) as fed:
+        result = federate(method(name, **settings), fed, 2)
+    assert "weight" not in fed.states.get("c1", {})
+    assert "c1" in result.rounds[1]["participants"]
+    said = [n for n in result.rounds[1]["notes"] if n["node"] == "c1"]
+    assert len(said) == 1
+    assert "weights of one" in said[0]["note"]
+    assert all("weight" in fed.states[i] for i in ("c0", "c2", "c3"))
+
+
+@pytest.mark.parametrize("topology", ["rotating", "full", "ring"])
+def test_topologies(topology):
+    """Over the full graph, peers keep what the star keeps; on a ring everyone has weights of its neighbourhood."""
+    settings = {**QUICK, "density_rounds": 4}
+    with federation() as star, federation(topology=topology) as fed:
+        first, second = (federate(method("feddisk", **settings), f, 2) for f in (star, fed))
+        one, other = weights_of(star), weights_of(fed)
+    if topology != "ring":
+        assert all(torch.allclose(one[i], other[i], atol=1e-5) for i in one)
+        assert first.summary["client_accuracy"]["mean"] == pytest.approx(
+            second.summary["client_accuracy"]["mean"], abs=0.02
+        )
+    assert not second.summary["failures"]
+
+
+@pytest.mark.parametrize("rule", ["llr", "dre", "odds", "minmax2"])
+def test_hard_clients(brief, rule):
+    """Five rows, rows that are all one picture, one class, and no validation rows."""
+    table = digits()
+    blank = Rows.of(x=torch.zeros(20, *SHAPE), y=torch.zeros(20, dtype=torch.int64))
+    ones = torch.nonzero(table["y"][:600] == 1).flatten()
+    few = three_ways(torch.arange(7).numpy())
+    clients = skewed(2) | {
+        "few": few,
+        "blank": Data(blank.take(torch.arange(14)), blank.take(torch.arange(14, 17)), blank.take(torch.arange(17, 20))),
+        "one class": three_ways(ones.numpy()),
+        "unseen": Data(few.train, table.take(torch.arange(0)), few.test),
+    }
+    assert len(few.train) <= 5
+    with federation(clients) as fed:
+        result = federate(method("feddisk", rule=rule, **QUICK), fed, 2)
+        found = weights_of(fed)
+    assert not result.summary["failures"]
+    assert all(bool(torch.isfinite(a).all()) for a in found.values())
+    assert torch.allclose(found["blank"], torch.ones(14), atol=1e-3) or rule == "minmax2"
+
+
+def test_tables_have_a_gaussian_density(brief):
+    g = torch.Generator().manual_seed(1)
+    clients = {}
+    for k in range(3):
+        rows = Rows.of(x=torch.randn(60, 5, generator=g) + k, y=torch.randint(0, 2, (60,), generator=g))
+        clients[f"c{k}"] = Data(
+            rows.take(torch.arange(40)), rows.take(torch.arange(40, 50)), rows.take(torch.arange(50, 60))
+        )
+    task = Task(lambda: build("mlp:8", (5,), 2))
+    for rule in ("llr", "dre", "odds"):
+        with Simulation(clients) as fed:
+            federate(FedDisk(task=task, local=SGD(), rule=rule, **QUICK), fed, 1)
+            assert all(bool(torch.isfinite(a).all()) for a in weights_of(fed).values())
+    with Simulation(clients) as fed, pytest.raises(Mistake, match="density=gaussian"):
+        federate(FedDisk(task=task, local=SGD(), density="bernoulli", **QUICK), fed, 1)
+
+
+def test_the_oracle_weighs_by_raw_data_and_pays_for_it(brief):
+    with federation() as fed:
+        result = federate(method("feddisk-oracle"), fed, 1)
+        found = weights_of(fed)
+    assert all(float(a.mean()) == pytest.approx(1, abs=1e-5) for a in found.values())
+    raw = sum(4 * 64 * len(d.train) for d in fed.clients.values())
+    assert raw < result.rounds[0]["bytes_up"] < raw + 4 * 1000
+    with federation(topology="ring") as peers, pytest.raises(Mistake, match="one aggregator"):
+        federate(method("feddisk-oracle"), peers, 1)
+
+
+def test_density_rounds_see_their_rows_in_new_orders():
+    m, data = method("feddisk", task=mlp_task(), density_batch=4, **QUICK), skewed(2)["c0"]
+    start = {"round": 0, "made": None}
+    first, again, later = (
+        perform(m.learn, [Node("a", data, step="learn")], [{**start, "round": r}])[0].reply for r in (0, 0, 1)
+    )
+    assert same(first, again)
+    assert not same(first[0], later[0])
