@@ -1,0 +1,91 @@
+"""Latency of `map` over gRPC with mutual TLS on loopback: a message to three sites and back, real processes.
+
+    python benchmarks/net.py [--sizes 50000 40000000] [--calls 20]
+
+The sites echo what they are sent. Targets: at most 10 ms for 50 kB, 0.6 s for 40 MB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from kilter.net import tls
+from kilter.net.door import ATTEND, PROTOCOL, Door
+from kilter.net.frames import OPTIONS, cut, read
+from kilter.net.star import Star
+
+SITES = ("a", "b", "c")
+
+
+def echo(port: int, folder: Path) -> None:
+    """A site that sends back what it is sent, decoded and encoded as in earnest."""
+    asyncio.run(_echo(port, tls.Identity.read(folder)))
+
+
+async def _echo(port: int, me: tls.Identity) -> None:
+    from grpc import aio
+
+    from kilter import wire
+    from kilter.net.site import answer
+    from kilter.runtimes.host import Done
+
+    options = [*OPTIONS, ("grpc.ssl_target_name_override", "server")]
+    async with aio.secure_channel(f"127.0.0.1:{port}", me.for_client(), options=options) as channel:
+        stream = channel.stream_stream(ATTEND)()
+        hello = {"kind": "hello", "protocol": PROTOCOL, "name": me.name, "facts": {"shape": [1], "classes": ["x"]}}
+        for frame in cut(hello):
+            await stream.write(frame)
+        while True:
+            head, body = await read(stream.read)
+            if head["kind"] == "end":
+                return
+            if head["kind"] != "order":
+                continue
+            said, reply = answer(Done(wire.decode(body)))
+            place = {k: head[k] for k in ("run", "life", "round", "seq", "step")}
+            for frame in cut({"kind": "reply", "from": me.name, **place, **said}, reply):
+                await stream.write(frame)
+
+
+def measure(sizes: list[int], calls: int) -> dict[str, dict[str, float]]:
+    """Seconds of a call by size."""
+    folder = Path(tempfile.mkdtemp())
+    tls.new(folder, ["server", *SITES])
+    door = Door("127.0.0.1:0", tls.Identity.read(folder / "server"), SITES)
+    context = multiprocessing.get_context("spawn")
+    sites = [context.Process(target=echo, args=(door.port, folder / site), daemon=True) for site in SITES]
+    for site in sites:
+        site.start()
+    star = Star(door, SITES, run="0" * 32)
+    star.wait()
+    found = {}
+    for size in sizes:
+        message = {"w": torch.ones(size // 4)}
+        took = []
+        for _ in range(max(3, calls if size < 10**6 else calls // 4)):
+            began = time.perf_counter()
+            replies = star.call("echo", message)
+            took.append(time.perf_counter() - began)
+            assert len(replies) == len(SITES)
+        found[str(size)] = {"median_seconds": median(took), "best_seconds": min(took)}
+    star.close(finished=True)
+    for site in sites:
+        site.join(10)
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[50_000, 40_000_000])
+    parser.add_argument("--calls", type=int, default=20)
+    given = parser.parse_args()
+    print(json.dumps(measure(given.sizes, given.calls), indent=2))

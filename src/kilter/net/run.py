@@ -1,0 +1,293 @@
+"""What the commands of a network do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+import uuid
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+from rich.console import Console
+
+from kilter import data as kdata
+from kilter.core import Rows
+from kilter.errors import Mistake, unknown
+from kilter.experiment import Experiment, read_toml
+from kilter.federate import federate
+from kilter.net import terms, tls
+from kilter.net.door import STATUS, Door
+from kilter.net.frames import OPTIONS
+from kilter.net.office import Office
+from kilter.net.peer import Peer
+from kilter.net.site import Site, attend
+from kilter.net.star import RESERVED, Star
+from kilter.net.status import Board
+from kilter.net.terms import Facts, Willing
+from kilter.net.tls import words
+from kilter.report.progress import Progress
+from kilter.report.result import result_table
+from kilter.store import Store, write
+
+out = Console(highlight=False)
+
+
+def serve(
+    file: Path,
+    listen: str,
+    tls_: Path | None,
+    sites: str,
+    quorum: int,
+    deadline: float,
+    grace: float,
+    data: str,
+    folder: str,
+    largest: int,
+    metrics: str,
+    insecure: bool,
+    quiet: bool,
+) -> None:
+    """`kilter serve`"""
+    _logging(quiet)
+    experiment = Experiment.read(file)
+    me = tls.identity(tls_, insecure, listen)
+    listed = words(sites)
+    if len(set(listed)) < len(listed) or set(listed) & set(RESERVED):
+        raise Mistake(f"--sites names each site once, and none '{RESERVED[0]}'.")
+    if not listed and not quorum:
+        raise Mistake("Say who takes part (--sites hospital-a,hospital-b) or how many (--quorum 2).")
+    where = Path(folder or f"runs/{Path(experiment.method.split(':')[0]).stem}-sites-{experiment.seed}")
+    if (where / "summary.json").exists():
+        raise Mistake(f"'{where}' already holds a finished run: choose another --out.")
+    bench, public, facts = _server_data(experiment, data)
+    store = Store(where)
+    if not (where / "experiment.toml").exists():
+        write(where / "experiment.toml", experiment.write())
+    door = Door(listen, me, listed or None, largest)
+    try:
+        out.print(
+            f"Listening on {listen.rpartition(':')[0]}:{door.port} as {me.name if me else 'anyone'}; run folder {where}"
+        )
+        agreed = _agree(where, door, listed, quorum, facts)
+        facts = Facts.read(agreed["facts"])
+        star = Star(
+            door,
+            agreed["sites"],
+            run=agreed["run"],
+            seed=experiment.seed,
+            topology=experiment.topology,
+            bench=bench,
+            public=public,
+            quorum=quorum or None,
+            deadline=deadline,
+            grace=grace,
+            terms=lambda star, name: terms.write(star.run, star.life, experiment, facts, star.topology, name),
+        )
+        board = Board(
+            me.name if me else "server",
+            star,
+            experiment.rounds,
+            lambda: (door.links, dict(door.traffic), door.last_error),
+        )
+        door.status = board.read
+        if metrics:
+            board.publish(metrics)
+        _federate(experiment, facts, star, store, board)
+    except BaseException:
+        door.close()
+        raise
+    door.close({"kind": "end"})
+    out.print(result_table(where))
+    out.print(f"Files: {where}")
+
+
+def _federate(experiment: Experiment, facts: Facts, fed: Star | Peer, store: Store, board: Board) -> None:
+    """Wait for a quorum, then run to the end; every round is checkpointed before the next begins."""
+    method = experiment.make(facts.shape, len(facts.classes), facts.mean, facts.std)
+    fed.robust = experiment.robust
+    signal.signal(signal.SIGTERM, _interrupt)
+    fed.wait()
+    with Progress(experiment.rounds, out) as progress:
+
+        def watch(record: dict[str, Any]) -> None:
+            board.see(record)
+            progress.see(record)
+
+        federate(
+            method,
+            fed,
+            experiment.rounds,
+            store=store,
+            evaluate_every=experiment.evaluate_every,
+            patience=experiment.patience,
+            watch=watch,
+            checkpoint_seconds=0.0,
+            name=experiment.method,
+        )
+
+
+def _server_data(experiment: Experiment, data: str) -> tuple[Rows | None, Rows | None, Facts | None]:
+    """The common test set and the public rows, as in simulation, and what a row looks like; nothing for `none`."""
+    if data == "none":
+        return None, None, None
+    split = (replace(experiment, data=data) if data else experiment).split()
+    return split.test, split.public, Facts.of(split.dataset)
+
+
+def _agree(where: Path, door: Door, listed: list[str], quorum: int, facts: Facts | None) -> dict[str, Any]:
+    """Which run this is, who takes part and what a row looks like: decided once, kept in the run folder."""
+    path = where / "run.json"
+    if path.exists():
+        found: dict[str, Any] = json.loads(path.read_text())
+        if listed and listed != found["sites"]:
+            raise Mistake(f"This run's sites are {','.join(found['sites'])}: give the same, or choose another --out.")
+        return found
+    need = quorum or len(listed)
+    if not listed or facts is None:
+        out.print(f"Waiting for {need} sites.")
+        with door.changed:
+            while len(door.links) < need:
+                door.changed.wait(1.0)
+            here = {name: link.facts for name, link in sorted(door.links.items())}
+        listed, facts = listed or list(here), facts or Facts.together(here)
+        door.allowed = listed
+    found = {"run": uuid.uuid4().hex, "sites": listed, "facts": asdict(facts)}
+    write(path, json.dumps(found, indent=2))
+    return found
+
+
+def join(
+    server: str,
+    data: str,
+    tls_: Path | None,
+    state_dir: Path,
+    name: str,
+    server_name: str,
+    allow_methods: str,
+    allow_steps: str,
+    trust: list[str] | None,
+    weights: str,
+    give_up: float,
+    dry_run: bool,
+    largest: int,
+    insecure: bool,
+    quiet: bool,
+) -> None:
+    """`kilter join`"""
+    _logging(quiet)
+    me = tls.identity(tls_, insecure, server)
+    if me is None and not name:
+        raise Mistake("Without a certificate a site must say its name: --name.")
+    if me is not None and name and name != me.name:
+        raise Mistake(f"This certificate's name is '{me.name}', not '{name}'.")
+    willing = Willing(words(allow_methods), words(allow_steps), tuple(trust or ()), weights)
+    site = Site(me.name if me else name, kdata.load(data), state_dir, willing, data, me, largest)
+    if dry_run:
+        from kilter.net.dry import rehearse
+
+        asyncio.run(rehearse(site, server, server_name, out.print))
+        return
+    signal.signal(signal.SIGTERM, _interrupt)
+    asyncio.run(attend(site, server, server_name, give_up))
+
+
+def peer(
+    me: str,
+    peers: Path,
+    data: str,
+    tls_: Path | None,
+    listen: str,
+    quorum: int,
+    deadline: float,
+    grace: float,
+    folder: str,
+    public: str,
+    largest: int,
+    metrics: str,
+    insecure: bool,
+    quiet: bool,
+) -> None:
+    """`kilter peer`"""
+    _logging(quiet)
+    listed = read_toml(peers)
+    addresses, classes = listed.get("peers"), listed.get("classes")
+    if not isinstance(addresses, dict) or not all(isinstance(a, str) for a in addresses.values()):
+        raise Mistake(f"'{peers}' needs a table [peers] with a line NAME = \"HOST:PORT\" for each.")
+    if me not in addresses:
+        raise unknown("peer", me, addresses)
+    experiment = Experiment.read(peers.parent / str(listed.get("experiment", "experiment.toml")))
+    if experiment.patience:
+        raise Mistake("Peers cannot stop early together, as nobody sees everyone's score: set patience = 0.")
+    listen = listen or addresses[me]
+    identity = tls.identity(tls_, insecure, listen)
+    if identity and identity.name != me:
+        raise Mistake(f"--me is '{me}', and the certificate's name is '{identity.name}'.")
+    dataset = kdata.load(data, classes=classes)
+    facts = Facts.of(dataset)
+    if facts.mean is not None:
+        facts = replace(facts, mean=None, std=None)  # nobody knows everyone's
+    where = Path(folder or f"runs/{Path(experiment.method.split(':')[0]).stem}-{me}-{experiment.seed}")
+    if (where / "summary.json").exists():
+        raise Mistake(f"'{where}' already holds a finished run: choose another --out.")
+    store = Store(where)
+    if not (where / "experiment.toml").exists():
+        write(where / "experiment.toml", experiment.write())
+    office = Office(me, addresses, listen, terms.agreement(experiment, facts, addresses), identity, largest)
+    out.print(f"Listening on {listen.rpartition(':')[0]}:{office.port} as {me}; run folder {where}")
+    fed = Peer(
+        office,
+        list(addresses),
+        terms.own_data(dataset, me, experiment.seed, experiment.valid),
+        topology=experiment.topology,
+        seed=experiment.seed,
+        public=_public(public, facts.classes) if public else None,
+        deadline=deadline,
+        grace=grace,
+        quorum=quorum or None,
+    )
+    with fed:
+        board = Board(me, fed, experiment.rounds, lambda: (fed.here(), dict(office.traffic), office.last_error))
+        office.status = board.read
+        if metrics:
+            board.publish(metrics)
+        _federate(experiment, facts, fed, store, board)
+    out.print(result_table(where))
+    out.print(f"Files: {where}")
+
+
+def _public(path: str, classes: tuple[str, ...]) -> Rows:
+    """All training rows of a file: what whoever aggregates may hold."""
+    found = kdata.load(path, classes=classes)
+    return Rows({"x": found.x, "y": found.y}, found.train)
+
+
+def status(server: str, tls_: Path | None, server_name: str, insecure: bool) -> None:
+    """`kilter status`"""
+    me = tls.identity(tls_, insecure, server)
+    options = [*OPTIONS, ("grpc.ssl_target_name_override", server_name)]
+    channel = grpc.secure_channel(server, me.for_client(), options) if me else grpc.insecure_channel(server, OPTIONS)
+    with channel:
+        try:
+            found = json.loads(channel.unary_unary(STATUS)(b"", timeout=10))
+        except grpc.RpcError as e:
+            raise Mistake(f"'{server}' does not answer: {(e.details() or e.code().name).splitlines()[0]}.") from None
+    for key, value in found.items():
+        out.print(f"{key}: {', '.join(map(str, value)) if isinstance(value, list) else value}", markup=False)
+
+
+def _logging(quiet: bool) -> None:
+    logger = logging.getLogger("kilter.net")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+    logger.propagate = False
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt

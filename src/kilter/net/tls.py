@@ -1,0 +1,207 @@
+"""Who is at the other end: mutual TLS, and names from certificates.
+
+A folder of three files is an identity: `key.pem`, `cert.pem` (named after its holder) and `ca.pem` (whom to believe). `kilter
+certs new` makes them for trying out; an institution puts its own there.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from kilter.errors import Mistake
+
+DAYS = 365
+USAGES = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "key_cert_sign",
+    "crl_sign",
+    "encipher_only",
+    "decipher_only",
+)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """My key and certificate, and the authority whose certificates I believe."""
+
+    name: str
+    key: bytes
+    cert: bytes
+    ca: bytes
+
+    @staticmethod
+    def read(folder: Path) -> Identity:
+        """From a folder with key.pem, cert.pem and ca.pem."""
+        try:
+            key, cert, ca = ((folder / f"{part}.pem").read_bytes() for part in ("key", "cert", "ca"))
+        except OSError as e:
+            raise Mistake(
+                f"--tls '{folder}' must hold key.pem, cert.pem and ca.pem, but {Path(e.filename).name}: {e.strerror}."
+            ) from None
+        try:
+            found = x509.load_pem_x509_certificate(cert)
+        except ValueError:
+            raise Mistake(f"'{folder / 'cert.pem'}' is not a certificate in PEM format.") from None
+        if found.not_valid_after_utc < datetime.now(UTC):
+            raise Mistake(f"The certificate in '{folder}' expired on {found.not_valid_after_utc:%Y-%m-%d}: renew it.")
+        return Identity(holder(found), key, cert, ca)
+
+    def for_server(self) -> grpc.ServerCredentials:
+        """What a server shows, and asks of everyone who comes."""
+        return grpc.ssl_server_credentials([(self.key, self.cert)], self.ca, require_client_auth=True)
+
+    def for_client(self) -> grpc.ChannelCredentials:
+        return grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
+
+
+def holder(cert: x509.Certificate) -> str:
+    """Whose certificate this is: its common name, or its only alternative name."""
+    common = cert.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    if common:
+        return str(common[0].value)
+    try:
+        names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ""
+    found = names.get_values_for_type(x509.DNSName)
+    return found[0] if len(found) == 1 else ""
+
+
+def caller(context: Any) -> str:
+    """The certificate name of whoever called, by the same rule; empty without a certificate."""
+    facts = context.auth_context()
+    for key in ("x509_common_name", "x509_subject_alternative_name"):
+        found = facts.get(key, ())
+        if len(found) == 1:
+            return str(found[0].decode(errors="replace"))
+    return ""
+
+
+def is_loopback(address: str) -> bool:
+    """Whether this host:port can only be reached from this machine.
+
+    >>> is_loopback("127.0.0.1:9443"), is_loopback("0.0.0.0:9443")
+    (True, False)
+    """
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def identity(tls: Path | None, insecure: bool, address: str) -> Identity | None:
+    """The identity to use at this address; None only on loopback and by a flag that says so."""
+    if tls is not None:
+        return Identity.read(tls)
+    if not insecure:
+        raise Mistake("Mutual TLS is always on: give --tls FOLDER (`kilter certs new` makes some for trying out).")
+    if not is_loopback(address):
+        raise Mistake(f"--insecure is for trying out on one machine (127.0.0.1), not for '{address}': give --tls.")
+    return None
+
+
+def words(text: str) -> list[str]:
+    """a,b,c as a list."""
+    return [w.strip() for w in text.split(",") if w.strip()]
+
+
+# Certificates for trying out ------------------------------------------------------------------------------------------
+
+
+def new(out: Path, names: Sequence[str], days: int = DAYS) -> list[Path]:
+    """An authority in `out`, and for each name a folder `out/NAME`; an authority that is there already is used."""
+    for name in names:
+        if not name or len(name) > 64 or not all(c.isalnum() or c in "-_." for c in name) or name.startswith("."):
+            raise Mistake(f"'{name}' cannot be a name: use letters, digits, '-', '_' and '.', at most 64.")
+    out.mkdir(parents=True, exist_ok=True)
+    if (out / "ca.key.pem").exists():
+        ca_key = serialization.load_pem_private_key((out / "ca.key.pem").read_bytes(), None)
+        ca = x509.load_pem_x509_certificate((out / "ca.pem").read_bytes())
+        assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
+    else:
+        ca_key = ec.generate_private_key(ec.SECP256R1())
+        ca = _certificate("kilter trial authority", ca_key.public_key(), None, ca_key, days)
+        _secret(out / "ca.key.pem", _pem(ca_key))
+        (out / "ca.pem").write_bytes(ca.public_bytes(serialization.Encoding.PEM))
+    made = []
+    for name in names:
+        folder = out / name
+        if folder.exists():
+            raise Mistake(f"'{folder}' exists already: remove it first, or choose another --out.")
+        folder.mkdir()
+        key = ec.generate_private_key(ec.SECP256R1())
+        cert = _certificate(name, key.public_key(), ca, ca_key, days)
+        _secret(folder / "key.pem", _pem(key))
+        (folder / "cert.pem").write_bytes(cert.public_bytes(serialization.Encoding.PEM))
+        (folder / "ca.pem").write_bytes(ca.public_bytes(serialization.Encoding.PEM))
+        made.append(folder)
+    return made
+
+
+def _secret(path: Path, data: bytes) -> None:
+    """A file that only its owner can read."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as f:
+        f.write(data)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _certificate(
+    name: str,
+    key: ec.EllipticCurvePublicKey,
+    issuer: x509.Certificate | None,
+    sign: ec.EllipticCurvePrivateKey,
+    days: int,
+) -> x509.Certificate:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    begin = min(now - timedelta(hours=1), now + timedelta(days=days - 1))  # negative days: expired, for tests
+    usage = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    extensions: Iterable[tuple[x509.ExtensionType, bool]] = (
+        [
+            (x509.BasicConstraints(ca=True, path_length=0), True),
+            (x509.KeyUsage(**{**dict.fromkeys(USAGES, False), "key_cert_sign": True, "crl_sign": True}), True),
+            (x509.SubjectKeyIdentifier.from_public_key(key), False),
+        ]
+        if issuer is None
+        else [
+            (x509.BasicConstraints(ca=False, path_length=None), True),
+            (x509.KeyUsage(**{**dict.fromkeys(USAGES, False), "digital_signature": True}), True),
+            (x509.AuthorityKeyIdentifier.from_issuer_public_key(sign.public_key()), False),
+            (x509.SubjectAlternativeName([x509.DNSName(name)]), False),
+            (x509.ExtendedKeyUsage(usage), False),
+        ]
+    )
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if issuer is None else issuer.subject)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(now + timedelta(days=days))
+    )
+    for extension, critical in extensions:
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(sign, hashes.SHA256())

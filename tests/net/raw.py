@@ -1,0 +1,101 @@
+"""Sites made by hand, honest and not: a stream that sends whatever a test wants."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import grpc
+
+from kilter import wire
+from kilter.core import Tree
+from kilter.net.door import ATTEND, PROTOCOL
+from kilter.net.frames import OPTIONS, cut, head_of
+from kilter.net.tls import Identity
+
+FACTS = {"shape": [2], "classes": ["x", "y"]}
+
+
+def channel(port: int, identity: Identity | None, **given: Any) -> grpc.Channel:
+    """As a site dials; `given` replaces parts of its credentials."""
+    me = {"root": identity.ca, "key": identity.key, "cert": identity.cert} | given if identity else given
+    credentials = grpc.ssl_channel_credentials(me["root"], me.get("key"), me.get("cert"))
+    options = [*OPTIONS, ("grpc.ssl_target_name_override", "server"), ("grpc.enable_retries", 0)]
+    return grpc.secure_channel(f"127.0.0.1:{port}", credentials, options)
+
+
+class Raw:
+    """A stream that has sent a hello, or something in its place."""
+
+    def __init__(
+        self, port: int, identity: Identity | None, name: str, hello: bytes | None = None, **given: Any
+    ) -> None:
+        self.name = name
+        self._out: queue.Queue[bytes | None] = queue.Queue()
+        self._channel = channel(port, identity, **given)
+        self._stream = self._channel.stream_stream(ATTEND)(iter(self._out.get, None))
+        if hello is None:
+            self.send({"kind": "hello", "protocol": PROTOCOL, "name": name, "facts": FACTS})
+        elif hello:
+            self.frame(hello)
+
+    def frame(self, data: bytes) -> None:
+        self._out.put(data)
+
+    def send(self, head: dict[str, Any], body: bytes = b"") -> None:
+        for frame in cut(head, body):
+            self.frame(frame)
+
+    def read(self) -> tuple[dict[str, Any], bytes]:
+        head = head_of(next(self._stream), 2**31)
+        body = b""
+        while len(body) < head["size"]:
+            body += next(self._stream)[1:]
+        return head, body
+
+    def order(self) -> tuple[dict[str, Any], Tree]:
+        """The next order."""
+        while True:
+            head, body = self.read()
+            if head["kind"] == "order":
+                return head, wire.decode(body)
+
+    def reply(self, order: dict[str, Any], tree: Tree, **changed: Any) -> None:
+        said = {k: order[k] for k in ("run", "life", "round", "seq", "step")}
+        self.send({"kind": "reply", "from": self.name, **said, **changed}, letter(tree))
+
+    def refused(self) -> grpc.RpcError:
+        """How the stream ended."""
+        try:
+            while True:
+                next(self._stream)
+        except grpc.RpcError as e:
+            return e
+        except StopIteration:
+            raise AssertionError("the stream ended in peace") from None
+
+    def close(self) -> None:
+        self._out.put(None)
+        self._channel.close()
+
+
+def letter(tree: Tree) -> bytes:
+    return wire.encode({"reply": tree, "fits": [], "seconds": 0.0, "notes": []})
+
+
+class Honest(Raw):
+    """Answers every order with `make(message)`, in a thread."""
+
+    def __init__(self, port: int, identity: Identity, name: str, make: Callable[[Tree], Tree]) -> None:
+        super().__init__(port, identity, name)
+        self._make = make
+        threading.Thread(target=self._live, daemon=True).start()
+
+    def _live(self) -> None:
+        with suppress(grpc.RpcError, StopIteration, ValueError):
+            while True:
+                head, message = self.order()
+                self.reply(head, self._make(message))

@@ -1,0 +1,65 @@
+"""docs/deploy.md, run from top to bottom."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from place import Place, free_ports
+
+PAGE = Path(__file__).parents[2] / "docs/deploy.md"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_command_of_the_page_works(tmp_path: Path) -> None:
+    blocks = [b for b in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL) if "pip install" not in b]
+    script = "set -e\n" + "".join(blocks)
+    for port, free in zip(("9443", "9444", "9501", "9502", "9503"), free_ports(5), strict=True):
+        script = script.replace(f":{port}", f":{free}")
+    # the server must listen before the first site asks; a person would wait, too
+    script = script.replace("kilter join --server", "sleep 1; kilter join --server", 1)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["rounds"] == 3
+    assert summary["failures"] == 0
+    assert "train: " in done.stdout  # of the dry run
+    assert "here: " in done.stdout  # of the status
+    for site in "abc":
+        assert (tmp_path / f"peer-{site}/summary.json").exists()
+
+
+def test_a_dry_run_shows_what_would_leave_and_status_and_metrics_tell(place: Callable[..., Place]) -> None:
+    here = place(method="scaffold")
+    (metrics,) = free_ports(1)
+    here.serve("--metrics", f"127.0.0.1:{metrics}")
+    dry = here.join("a", "--dry-run").wait()
+    assert re.search(r"train: \d+ bytes", dry)
+    assert re.search(r"reply\.0\.body\.1\.weight\s+torch\.float32 \(8, 64\)", dry)
+    assert ":evaluate" in dry
+    here.join("b").until("here as b")
+    options = ["--server", f"127.0.0.1:{here.port}", "--tls", "certs/a"]
+    told = here.kilter("status", *options, name="status").wait()
+    assert "here: b" in told
+    assert "away: a, c" in told
+    text = urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=20).read().decode()
+    assert 'kilter_site_up{site="b"} 1' in text
+    assert 'kilter_site_up{site="c"} 0' in text
+    refused = here.join("c", "--allow-methods", "fedavg").wait(code=2)
+    assert "only allows fedavg" in refused
