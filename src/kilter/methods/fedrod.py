@@ -48,11 +48,13 @@ class FedROD(Method):
 
     def extra(self, w: Params, f: Tensor) -> Tensor:
         """H_k(f)"""
-        return self.task.head({k: w[OWN + k] for k in self.task.part("head")}, f)
+        return self.task.head({k: w[OWN + k] for k in pick(w, self.task.part("head"))}, f)
 
     def own(self, node: Node, w: Params) -> Params:
         """This node's personal head."""
-        found: Params = node.state.get("head") or {OWN + k: torch.zeros_like(w[k]) for k in self.task.part("head")}
+        found: Params = node.state.get("head") or {
+            OWN + k: torch.zeros_like(v) for k, v in pick(w, self.task.part("head")).items()
+        }
         return found
 
     def personal(self, node: Node, state: Params, x: Tensor) -> Tensor:

@@ -6,21 +6,22 @@ from collections import Counter
 from collections.abc import Mapping
 
 from kilter import wire
-from kilter.core import Tree
+from kilter.core import Method, Tree
 
 
-def checked(box: Mapping[str, Tree], step: str, me: str) -> tuple[dict[str, Tree], list[str]]:
-    """The letters that are fit to read, and a note on each of the others.
+def checked(box: Mapping[str, Tree], method: Method, written: str, me: str) -> tuple[dict[str, Tree], list[str]]:
+    """The letters that are fit to read, written in this step, and a note on each of the others.
 
-    All must be finite. In `gather`, where every neighbour wrote the same kind of letter as I did, all must look like mine
-    (or, if I wrote none, like most).
+    All must be finite. What everyone spread to be pooled must look like mine (or, if I wrote none, like most), unless its step
+    says that replies are not alike.
     """
     fine, notes = dict(box), []
     for sender, letter in box.items():
         if bad := wire.not_finite(letter):
             notes.append(f"the letter of {sender} is not finite at {bad}")
             del fine[sender]
-    if step.startswith("gather:") and fine:
+    kind, _, inner = written.rpartition(":")
+    if kind == "spread" and getattr(getattr(method, inner, None), "alike", True) and fine:
         shapes = {sender: wire.signature(letter) for sender, letter in fine.items()}
         usual = shapes.get(me) or Counter(shapes.values()).most_common(1)[0][0]
         for sender, shape in shapes.items():

@@ -20,6 +20,7 @@ from kilter.runtimes.host import Done
 from kilter.runtimes.simulation import Simulation
 
 Print = Callable[[str], None]
+PATIENCE = 120.0  # seconds to wait for the server
 
 
 class Rehearsal(Simulation):
@@ -48,7 +49,7 @@ async def rehearse(site: Site, server: str, server_name: str, show: Print) -> No
     import grpc
 
     async with _channel(site, server, server_name) as channel:
-        stream = channel.stream_stream(ATTEND)()
+        stream = channel.stream_stream(ATTEND)(wait_for_ready=True, timeout=PATIENCE)
         try:
             for frame in cut(site.hello()):
                 await stream.write(frame)

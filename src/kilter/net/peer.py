@@ -181,7 +181,8 @@ class Peer(Runtime):
                     self.ledger.letter(i, self.me, len(came[i][1]))
                 except wire.Malformed as e:
                     self.ledger.failed(i, mail.step, str(e))
-        box, notes = checked({i: box[i] for i in self.ids if i in box}, name, self.me)
+        assert self._method is not None
+        box, notes = checked({i: box[i] for i in self.ids if i in box}, self._method, mail.step, self.me)
         self.ledger.notes += [{"node": self.me, "step": name, "note": text} for text in notes]
         return box
 

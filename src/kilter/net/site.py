@@ -166,7 +166,7 @@ class Site:
                 except wire.Malformed as e:
                     log.warning("%s", e)
                     node.notes.append(str(e))
-        box, notes = checked(box, step, self.name)
+        box, notes = checked(box, self.method, str(written["step"]), self.name)
         node.notes += notes
         return box
 

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from kilter.study.results import CellResult, Line, Results
 
@@ -143,6 +143,8 @@ def against_bytes(results: Results, cell: CellResult, axes: Axes) -> None:
         axes.axhline(level, linewidth=1.2, label=f"{label}", **look)
     if axes.lines and any(len(set(line.get_xdata())) > 2 for line in axes.lines):
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("bytes sent, up and down" + ("; level lines: no traffic" if silent else ""))
     axes.set_ylabel(TEXT[measure])
     axes.xaxis.set_major_formatter(lambda value, _: _bytes(value))

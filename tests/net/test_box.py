@@ -1,0 +1,41 @@
+"""A node's mail is checked before it is read, as replies are."""
+
+from __future__ import annotations
+
+import torch
+
+from kilter.core import Federation, Method, Node, Tree, step
+from kilter.net.box import checked
+from kilter.train import SGD
+
+
+class Writes(Method):
+    def setup(self, fed: Federation) -> None:
+        return None
+
+    def round(self, fed: Federation, state: Tree) -> None:
+        return None
+
+    @step
+    def train(self, node: Node, _: Tree) -> Tree:
+        return None
+
+    @step(alike=False)
+    def tell(self, node: Node, _: Tree) -> Tree:
+        return None
+
+
+METHOD = Writes(task=None, local=SGD())  # type: ignore[arg-type]
+BOX = {"a": torch.ones(2), "b": torch.ones(3), "c": torch.tensor([1.0, float("nan")]), "d": torch.ones(2)}
+
+
+def test_what_is_pooled_looks_like_mine_or_like_most() -> None:
+    assert set(checked(BOX, METHOD, "spread:train", "b")[0]) == {"b"}
+    fine, notes = checked(BOX, METHOD, "spread:train", "z")
+    assert set(fine) == {"a", "d"}
+    assert len(notes) == 2
+
+
+def test_where_letters_differ_by_nature_only_numbers_are_looked_at() -> None:
+    for written in ("spread:tell", "judge"):
+        assert set(checked(BOX, METHOD, written, "a")[0]) == {"a", "b", "d"}
