@@ -54,8 +54,8 @@ class Scheme(ABC):
         return Post({c: {"sigma": s, "list": sorted(chosen)} for c, s in chosen.items()})
 
     @abstractmethod
-    def cut(self, node: Node, model: Params, parties: int) -> list[Tree]:
-        """A weighted model in shares, the first one's own."""
+    def cut(self, node: Node, model: Params, members: list[str]) -> dict[str, Tree]:
+        """A weighted model in shares, one for each contributor, me among them."""
 
     @abstractmethod
     def total(self, shares: list[Tree]) -> Tree:
@@ -75,13 +75,12 @@ class Scheme(ABC):
                 node.notes.append("a request was not in order and is not answered")
                 continue
             try:
-                shares = self.cut(node, {k: v.double() * wish["sigma"] for k, v in model.items()}, len(members))
+                shares = self.cut(node, {k: v.double() * wish["sigma"] for k, v in model.items()}, members)
             except secret.Overflow as e:
                 node.notes.append(f"its model is not shared: {e}")
                 continue
-            others = [m for m in members if m != node.id]
-            desk(node)["kept"][requester] = {"share": shares[0], "list": members}
-            for other, share in zip(others, shares[1:], strict=True):
+            desk(node)["kept"][requester] = {"share": shares.pop(node.id), "list": members}
+            for other, share in shares.items():
                 letters[other][requester] = share
         return Post(letters)
 
@@ -119,9 +118,10 @@ class Scheme(ABC):
 class Ring(Scheme):
     """Additive shares modulo 2^64: fewer than all are uniformly random."""
 
-    def cut(self, node: Node, model: Params, parties: int) -> list[Tree]:
-        parts = {k: secret.split(secret.to_ring(v, parties), parties) for k, v in model.items()}
-        return [{k: shares[p] for k, shares in parts.items()} for p in range(parties)]
+    def cut(self, node: Node, model: Params, members: list[str]) -> dict[str, Tree]:
+        n = len(members)
+        parts = {k: secret.split(secret.to_ring(v, n), n) for k, v in model.items()}
+        return {member: {k: shares[at] for k, shares in parts.items()} for at, member in enumerate(members)}
 
     def total(self, shares: list[Tree]) -> Tree:
         return {k: secret.join([s[k] for s in shares]) for k in shares[0]}
@@ -133,8 +133,8 @@ class Ring(Scheme):
 class Scalar(Scheme):
     """As printed: random fractions of each layer, which hide nothing but a scale."""
 
-    def cut(self, node: Node, model: Params, parties: int) -> list[Tree]:
-        return list(secret.scalar_shares(model, parties, node.rng))
+    def cut(self, node: Node, model: Params, members: list[str]) -> dict[str, Tree]:
+        return dict(zip(members, secret.scalar_shares(model, len(members), node.rng), strict=True))
 
     def total(self, shares: list[Tree]) -> Tree:
         return {k: torch.stack([s[k] for s in shares]).sum(0) for k in shares[0]}
@@ -146,8 +146,13 @@ class Scalar(Scheme):
 class Threshold(Scheme):
     """Shamir's shares: t = trust n of the contributors' sums suffice."""
 
-    def cut(self, node: Node, model: Params, parties: int) -> list[Tree]:
-        raise NotImplementedError("threshold shares are numbered: see split")
+    def cut(self, node: Node, model: Params, members: list[str]) -> dict[str, Tree]:
+        n = len(members)
+        parts = {k: secret.deal(secret.to_field(v, n), n, self.needed(n)) for k, v in model.items()}
+        return {
+            member: {k: torch.from_numpy(dealt[at].view("int64")) for k, dealt in parts.items()}
+            for at, member in enumerate(members)
+        }
 
     def total(self, shares: list[Tree]) -> Tree:
         return {k: torch.from_numpy(secret.field_sum([s[k].numpy() for s in shares])) for k in shares[0]}
@@ -157,31 +162,6 @@ class Threshold(Scheme):
 
     def needed(self, parties: int) -> int:
         return max(2, math.ceil(self.trust * parties))
-
-    def split(self, node: Node, model: Params, box: Boxes) -> Post:
-        letters: defaultdict[str, dict[str, Tree]] = defaultdict(dict)
-        desk(node)["kept"] = {}
-        for requester, wish in box.items():
-            members = self._members(node, requester, wish)
-            if not members:
-                node.notes.append("a request was not in order and is not answered")
-                continue
-            n = len(members)
-            try:
-                parts = {
-                    k: secret.deal(secret.to_field(v.double() * wish["sigma"], n), n, self.needed(n))
-                    for k, v in model.items()
-                }
-            except secret.Overflow as e:
-                node.notes.append(f"its model is not shared: {e}")
-                continue
-            for at, member in enumerate(members):
-                share = {k: torch.from_numpy(dealt[at].view("int64")) for k, dealt in parts.items()}
-                if member == node.id:
-                    desk(node)["kept"][requester] = {"share": share, "list": members}
-                else:
-                    letters[member][requester] = share
-        return Post(letters)
 
     def add_up(self, node: Node, box: Boxes) -> Post:
         letters = Post()
