@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import platform
+import subprocess
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +16,7 @@ import numpy as np
 import tomli_w
 import torch
 
+import kilter
 from kilter import data as kdata
 from kilter.chance import numpy_generator
 from kilter.core import Method
@@ -215,6 +218,24 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """What a run was made with."""
-    return {"python": platform.python_version()} | {
-        name: version(name) for name in ("kilter", "torch", "numpy", "scikit-learn")
-    }
+    found = {name: version(name) for name in ("kilter", "torch", "numpy", "scikit-learn")}
+    return {"python": platform.python_version(), **found, "commit": commit()}
+
+
+@cache
+def commit() -> str:
+    """The commit of the code as this process began, and whether it was changed since."""
+    home = Path(kilter.__file__).parent
+
+    def git(*words: str) -> str:
+        found = subprocess.run(
+            ["git", "-C", str(home), *words], capture_output=True, text=True, timeout=10, check=False
+        )
+        return found.stdout.strip() if found.returncode == 0 else ""
+
+    try:
+        head = git("rev-parse", "HEAD")
+        changed = git("status", "--porcelain", "--", str(home))
+    except (OSError, subprocess.SubprocessError):
+        head = changed = ""
+    return (head + (" with changes not committed" if changed else "")) if head else "unknown (not a git checkout)"

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,8 +21,7 @@ from typing import Any
 import tomli_w
 from rich.console import Console
 
-import kilter
-from kilter.experiment import versions
+from kilter.experiment import commit, versions
 from kilter.report.study import NAMES, markdown
 from kilter.report.study import comma_separated as as_csv
 from kilter.report.study_progress import Board
@@ -37,6 +35,7 @@ from kilter.study.runner import Folder, carry_out
 def conduct(study: Study, path: Path, at_once: int, console: Console, command: str = "") -> Results:
     """Run what is missing of a study and write its results."""
     trials = tuning.trials(study)
+    commit()  # asked now, and inherited by the runs: the files may change while a study runs, its code does not
     with Folder(path) as folder:
         write(path / "study.toml", tomli_w.dumps(_plain(study.source)))
         failures = []
@@ -70,31 +69,13 @@ def provenance(results: Results, command: str) -> dict[str, Any]:
     return {
         "command": command,
         "preset": results.study.preset,
-        "commit": commit(),
+        "commit": ", ".join(sorted({r.versions.get("commit", "unknown") for r in runs})) or commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "versions": versions(),
+        "versions": {k: v for k, v in versions().items() if k != "commit"},
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "runs": len({r.folder for r in runs}),
         "minutes": round(sum({r.folder: r.seconds for r in runs}.values()) / 60, 1),
     }
-
-
-def commit() -> str:
-    """The commit of the code, and whether it was changed since."""
-    home = Path(kilter.__file__).parent
-
-    def git(*words: str) -> str:
-        found = subprocess.run(
-            ["git", "-C", str(home), *words], capture_output=True, text=True, timeout=10, check=False
-        )
-        return found.stdout.strip() if found.returncode == 0 else ""
-
-    try:
-        head = git("rev-parse", "HEAD")
-        changed = git("status", "--porcelain", "--", str(home))
-    except (OSError, subprocess.SubprocessError):
-        head = changed = ""
-    return (head + (" with changes not committed" if changed else "")) if head else "unknown (not a git checkout)"
 
 
 def page(results: Results, made: dict[str, Any], figures: list[Path]) -> str:
@@ -115,7 +96,7 @@ def page(results: Results, made: dict[str, Any], figures: list[Path]) -> str:
     libraries = ", ".join(f"{k} {v}" for k, v in made["versions"].items())
     facts = [
         f"command: `{made['command']}`",
-        f"commit: {made['commit']}",
+        f"commit of the runs: {made['commit']}",
         f"date: {made['date']}",
         f"versions: {libraries}",
         f"machine: {made['machine']}",

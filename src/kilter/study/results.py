@@ -122,7 +122,7 @@ def gather(
     versions = {json.dumps(r.versions, sort_keys=True) for some in runs.values() for r in some}
     notes = []
     if len(versions) > 1:
-        notes.append("The runs were made with different versions of their libraries: see `versions` in results.json.")
+        notes.append("The runs were made with different versions of the code or its libraries: see `versions` in results.json.")
     for label in [e.label for e in study.entries]:
         if lost := sum(r.failures for (_, name), some in runs.items() if name == label for r in some):
             notes.append(f"{lost} calls at clients failed within the runs of {label}: see their rounds.jsonl.")
