@@ -182,3 +182,22 @@ def test_failed_trials_do_not_win(tmp_path: Path) -> None:
         (choice,) = choose(study, jobs, folder).values()
     assert choice.settings == {"mu": 0.1}
     assert choice.tried == [({"mu": 0.01}, None), ({"mu": 0.1}, 0.1)]
+
+
+def test_other_results_and_classes_have_tables_of_their_own(tmp_path: Path) -> None:
+    study = Study.of({"methods": ["fedavg"], "seeds": 2, "by_class": True, "experiment": {"data": "digits"}})
+    folder = Folder(tmp_path)
+    for job, at in zip(study.jobs(), (0.5, 0.7), strict=True):
+        write_run(folder, job, [at], 1)
+        path = folder.run(job) / "summary.json"
+        summary = json.loads(path.read_text())
+        each = {k: [at, 1.0] for k in ("precision", "recall", "specificity", "f1")}
+        other = {"mean": {"accuracy": at - 0.1, "calibration_error": 0.05, "per_class": each}}
+        summary["last"] |= {"global": {"per_class": each}, "variants": other}
+        path.write_text(json.dumps(summary))
+    text = markdown(gather(study, folder, study.jobs()))
+    assert "| fedavg: mean | 50.0 ± 14.1 | - | 5.0 ± 0.0 | - |" in text
+    assert "| fedavg: 0 | 60.0 ± 14.1 | 60.0 ± 14.1 | 60.0 ± 14.1 | 60.0 ± 14.1 |" in text
+    assert "| fedavg: 1 | 100.0 ± 0.0 |" in text
+    quiet = Study.of({"methods": ["fedavg"], "seeds": 2, "experiment": {"data": "digits"}})
+    assert "each class" not in markdown(gather(quiet, folder, quiet.jobs()))

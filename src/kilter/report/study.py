@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kilter.report.progress import size
+from kilter.report.study_detail import by_class, variants
 from kilter.study.measures import CONFIDENCE, FEWEST, LEVEL, RESAMPLES, Difference
 from kilter.study.results import CellResult, Line, Results
 
@@ -76,7 +77,16 @@ def sheets(results: Results) -> list[Sheet]:
     found = [overview(results)] if len(results.cells) > 1 else []
     for cell in results.cells:
         found += [accuracies(results, cell, m) for m in NAMES] + [cost(results, cell)]
+        found += detail(results, cell)
     return found + ([tuned(results)] if results.choices else [])
+
+
+def detail(results: Results, cell: CellResult) -> list[Sheet]:
+    """The methods' other results and, where the study asks for them, the classes one by one."""
+    more = {"other results on the common test set": variants(cell)}
+    if results.study.by_class:
+        more["each class against the rest"] = by_class(results, cell)
+    return [Sheet(f"{cell.cell.name}: {title}, in %", *found) for title, found in more.items() if found]
 
 
 def overview(results: Results) -> Sheet:

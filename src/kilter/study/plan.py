@@ -29,6 +29,7 @@ from kilter.study.reading import (
     conditions,
     divide,
     experiment_values,
+    flag,
     known,
     matches,
     merge,
@@ -85,6 +86,7 @@ class Study:
     source: dict[str, Any]  # the merged file, to be kept beside the results
     preset: str = ""
     about: str = ""
+    by_class: bool = False  # whether the tables have every class by itself
 
     @staticmethod
     def read(path: Path, preset: str = "", typed: Mapping[str, Any] | None = None) -> Study:
@@ -142,6 +144,7 @@ class Study:
             tune_budget=budget,
             source=merged,
             preset=preset,
+            by_class=flag(merged, "by_class"),
         )
         for job in study.jobs():
             check_names(job.experiment)

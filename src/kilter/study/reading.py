@@ -19,7 +19,7 @@ from kilter.plugin import is_file_spec
 
 KEYS = (
     "name", "about", "reference", "seeds", "target", "measure", "methods", "proposed", "grid", "experiment", "when",
-    "presets", "paper", "tune", "tune_budget",
+    "by_class", "presets", "paper", "tune", "tune_budget",
 )  # fmt: skip
 EXPERIMENT = tuple(f.name for f in fields(Experiment) if f.name not in ("method", "settings", "seed"))
 LOCAL = tuple(dict.fromkeys(f.name for plan in PLANS.values() for f in fields(plan)))
@@ -61,6 +61,13 @@ def table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     found = values.get(key, {})
     if not isinstance(found, Mapping):
         raise Mistake(f"'{key}' of the study is a table, not {found!r}.")
+    return found
+
+
+def flag(values: Mapping[str, Any], key: str) -> bool:
+    found = values.get(key, False)
+    if not isinstance(found, bool):
+        raise Mistake(f"'{key}' of the study is true or false, not {found!r}.")
     return found
 
 

@@ -43,6 +43,8 @@ class Run:
     own_models: bool  # `global` is the mean over the clients' own models
     setup_rounds: int
     versions: dict[str, str]
+    variants: dict[str, dict[str, float]] = field(default_factory=dict)  # the method's other results: metrics by name
+    classes: dict[str, list[float]] = field(default_factory=dict)  # the global model's metrics of each class
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,9 @@ def gather(
     versions = {json.dumps(r.versions, sort_keys=True) for some in runs.values() for r in some}
     notes = []
     if len(versions) > 1:
-        notes.append("The runs were made with different versions of the code or its libraries: see `versions` in results.json.")
+        notes.append(
+            "The runs were made with different versions of the code or its libraries: see `versions` in results.json."
+        )
     for label in [e.label for e in study.entries]:
         if lost := sum(r.failures for (_, name), some in runs.items() if name == label for r in some):
             notes.append(f"{lost} calls at clients failed within the runs of {label}: see their rounds.jsonl.")
@@ -158,6 +162,11 @@ def read_run(job: Job, folder: Path) -> Run:
         own_models=summary["global_is"] != "the global model",
         setup_rounds=summary.get("setup_rounds", 0),
         versions=_versions(experiment),
+        variants={
+            name: {k: v for k, v in found.items() if isinstance(v, float)}
+            for name, found in summary["last"].get("variants", {}).items()
+        },
+        classes=(summary["last"].get("global") or {}).get("per_class", {}),
     )
 
 
