@@ -170,3 +170,24 @@ def test_without_a_peer_that_stays_away_the_others_go_on(place: Callable[..., Pl
         peers[site].wait()
         assert {f["node"] for f in here.failures(f"run-{site}")} == {"b"}
         assert here.summary(f"run-{site}")["rounds"] == 4
+
+
+@pytest.mark.slow
+def test_a_peer_that_the_others_went_on_without_goes_on_with_them(place: Callable[..., Place]) -> None:
+    """Killed, given up after the grace, started again: it enters the round the others are in, and they count it in again."""
+    here = place(sites=("a", "b", "c", "d"), method="fedavg", rounds=12, local=LONG, topology="full")
+    peers = here.peers("--grace", "1", "--deadline", "60")
+    peers["b"].until("round 1/12")
+    peers["b"].kill()
+    peers["a"].until("b is gone")
+    peers["b"] = here.peer("b", "--grace", "1", "--deadline", "60")
+    peers["b"].until("going on with them")
+    for site in here.sites:
+        peers[site].wait()
+        assert here.summary(f"run-{site}")["rounds"] == 12
+    missed = {r["round"] for r in here.rounds("run-a") for f in r["failures"] if f["node"] == "b"}
+    assert missed, "nobody went on without it"
+    assert max(missed) < 12, "it was not counted in again"
+    own = [r["round"] for r in here.rounds("run-b")]
+    assert own == sorted(set(own))
+    assert set(own) < set(range(13)), "it ran every round itself"

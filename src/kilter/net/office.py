@@ -1,7 +1,8 @@
 """A peer's post office: letters to and from other peers, over gRPC, in a thread of its own.
 
-A letter is sent until its receiver has it; what was written in this round and the last is kept, for a neighbour that comes back
-and asks. Received letters lie in the box of their round, call and sender, the first one of each counts.
+A letter is sent until its receiver has it, is past its round, or is gone; what was written in this round and the last, and what a
+receiver may still need, is kept for one that comes back and asks. Received letters lie in the box of their round, call and sender,
+the first one of each counts.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -69,6 +71,7 @@ class Office:
 
     async def _open(self, listen: str) -> int:
         self._lines = {name: self._line(name, address) for name, address in self.others.items()}
+        self._awake = {name: asyncio.Event() for name in self.others}  # set when one that was away is heard of
         self._server = aio.server(options=OPTIONS, maximum_concurrent_rpcs=1000)
         self._server.add_generic_rpc_handlers((_Service(self),))
         try:
@@ -123,7 +126,9 @@ class Office:
             raise
         self.traffic["in"] += len(body)
         with self.changed:
+            given_up = name in self.gone
             self._heard(name, at[0])
+            self.missed |= self.me in told
             for who, since in told.items():
                 if who in self.others and isinstance(since, int) and self.rounds.get(who, -1) < since:
                     self.gone.setdefault(who, since)
@@ -133,7 +138,7 @@ class Office:
             self.changed.notify_all()
         if ahead:  # kept by its sender until I am there
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "it is too early for this letter")
-        return json.dumps({"round": self.round}).encode()
+        return json.dumps({"round": self.round, "gone": given_up}).encode()
 
     async def hello(self, request: bytes, context: Any) -> bytes:
         """A peer is there, and says from which round on it needs letters again."""
@@ -147,13 +152,13 @@ class Office:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a hello that is none")
             raise
         with self.changed:
-            gone = name in self.gone
+            given_up = name in self.gone
             self._heard(name, since)
             for at, letters in self._sent.items():
                 if at[0] >= since and name in letters:
                     self._post(name, *letters[name])
             self.changed.notify_all()
-        return json.dumps({"round": self.round, "gone": gone}).encode()
+        return json.dumps({"round": self.round, "gone": given_up}).encode()
 
     async def report(self, request: bytes, context: Any) -> bytes:
         """`kilter status`, for the peers."""
@@ -166,7 +171,10 @@ class Office:
             log.info("%s is here", name)
         self.rounds[name] = max(round, self.rounds.get(name, -1))
         self.gone.pop(name, None)
-        self.down.pop(name, None)
+        if self.down.pop(name, None) is not None:  # a new line need not wait for the old one's next attempt
+            self._loop.create_task(self._lines[name].close())
+            self._lines[name] = self._line(name, self.others[name])
+            self._awake[name].set()
 
     def _post(self, to: str, head: Head, body: bytes) -> None:
         task = self._loop.create_task(self._deliver(to, head, body))
@@ -176,26 +184,37 @@ class Office:
     async def _deliver(self, to: str, head: Head, body: bytes) -> None:
         """Send a letter until it is there, or its time is over."""
         pause = FIRST_PAUSE
-        while head["round"] >= self.round - 1:
+        while not self._is_over(to, head["round"]):
+            line = self._lines[to]
             try:
-                answer = json.loads(await self._lines[to].stream_unary(PUT)(_frames(head, body)))
+                answer = json.loads(await line.stream_unary(PUT)(_frames(head, body)))
                 with self.changed:
                     self.down.pop(to, None)
                     self.rounds[to] = max(int(answer["round"]), self.rounds.get(to, -1))
+                    self.missed |= bool(answer.get("gone"))
                 self.traffic["out"] += len(body)
                 return
             except aio.AioRpcError as e:
                 if e.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT):
                     self.note(f"{to} refuses a letter: {e.details()}")
                     return
-                if e.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                if e.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED and line is self._lines[to]:
                     with self.changed:
                         self.down.setdefault(to, time.monotonic())
                         self.changed.notify_all()
-            except (ValueError, LookupError, TypeError):
+            except (ValueError, LookupError, TypeError, AttributeError):
                 self.note(f"{to} answers something that is not ours")
-            await asyncio.sleep(pause)
+            except asyncio.CancelledError:
+                if line is self._lines[to]:
+                    raise  # the office closes; else only the old line did
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._awake[to].wait(), pause)
+            self._awake[to].clear()
             pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _is_over(self, to: str, round: int) -> bool:
+        """Whether nobody needs letters of this round to this peer any more."""
+        return self.rounds.get(to, -1) > round or (to in self.gone and round < self.round - 1)
 
     def note(self, what: str) -> None:
         log.warning("%s", what)
@@ -214,7 +233,11 @@ class Office:
         """I am in this round now: what is older is over."""
         with self.changed:
             self.round, self.seq = round, 0
-            self._sent = {at: v for at, v in self._sent.items() if at[0] >= round - 1}
+            self._sent = {
+                at: v
+                for at, v in self._sent.items()
+                if at[0] >= round - 1 or not all(self._is_over(to, at[0]) for to in v)
+            }
             self.inbox = {key: v for key, v in self.inbox.items() if key[0][0] >= round}
 
     def greet(self, round: int) -> dict[str, int]:

@@ -84,7 +84,7 @@ class Peer(Runtime):
     def after(self, round: int) -> int:
         """The next round; one that the others went on without enters the round of its hindmost neighbour."""
         next_round = round + 1
-        if not self._resumed:
+        if not self._resumed or self.office.missed:
             self._resumed = True
             there = self.office.greet(next_round)
             near = [there[i] for i in self.topology.neighbours[self.me] if i in there]
@@ -92,6 +92,7 @@ class Peer(Runtime):
             if ahead > next_round:
                 log.warning("the others are in round %d: going on with them", ahead)
             next_round = ahead
+            self.office.missed = False
         self.office.enter(next_round)
         return next_round
 
