@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as theirs
 
-from kilter.metrics import classification, confusion, measure, per_class
+from kilter.metrics import classification, confusion, local_accuracy, measure, per_class, recalls
 
 
 def test_one_against_the_rest_known_answers() -> None:
@@ -81,3 +81,22 @@ def test_specificity_is_the_recall_of_not_being_it(both: tuple[torch.Tensor, tor
 def test_the_users_metrics_come_with_the_loss() -> None:
     found = measure(torch.zeros(2, 1), torch.ones(2), {"two": lambda *_: 2}, lambda *_: 0.5)
     assert found == {"loss": 0.5, "two": 2.0}
+
+
+def test_local_accuracy_weighs_classes_by_ones_own_shares() -> None:
+    """METHODS 2.4, S6."""
+    assert local_accuracy([0.9, 0.5, 0.7], [2000, 5, 1000]) == pytest.approx(0.832779, abs=1e-6)
+    assert local_accuracy([0.9, None, 0.7], [1, 98, 1]) == pytest.approx(
+        0.8
+    )  # nothing is known of a class without rows
+    assert local_accuracy([None, 0.5], [7, 0]) is None
+    assert recalls(torch.tensor([[3, 1, 0], [0, 0, 0], [1, 1, 2]])) == [0.75, None, 0.5]
+
+
+@given(predictions())
+def test_with_the_test_sets_own_shares_local_accuracy_is_accuracy(both: tuple[torch.Tensor, torch.Tensor]) -> None:
+    outputs, y = both
+    counts = confusion(outputs, y)
+    assert local_accuracy(recalls(counts), counts.sum(1).tolist()) == pytest.approx(
+        classification(outputs, y)["accuracy"]
+    )

@@ -26,7 +26,7 @@ from kilter.methods import methods as all_methods
 from kilter.models import MODELS
 from kilter.net import commands as net_commands
 from kilter.report.progress import Progress
-from kilter.report.result import result_table
+from kilter.report.result import result_table, show_result
 from kilter.store import Store, write
 from kilter.study import commands as study_commands
 from kilter.topology import TOPOLOGIES
@@ -254,8 +254,16 @@ def carry_out(experiment: Experiment, method: Method, fed: Any, store: Store) ->
         raise Mistake(
             f"{e} (the run is in '{store.folder}'; `kilter resume {store.folder}` goes on from its last checkpoint)"
         ) from None
-    out.print(result_table(store.folder))
-    out.print(f"Files: {store.folder}")
+    show_result(store.folder, out)
+
+
+@app.command()
+def trust(folder: Annotated[Path, typer.Argument(help="a run folder")]) -> None:
+    """Who listens to whom in a run, as pictures: a graph, a matrix by round, uncertainty and list size by round."""
+    from kilter.report.trust import draw_or_refuse
+
+    for path in draw_or_refuse(folder):
+        out.print(f"{path}", soft_wrap=True)
 
 
 def _interrupt(*_: Any) -> None:

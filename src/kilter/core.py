@@ -25,6 +25,8 @@ Batch = dict[str, Tensor]  # "x", "y" and whatever columns a step added
 Tree = Any  # nested dict/list/tuple of tensors and plain values: what may be kept, sent and checkpointed
 Loss = Callable[[Params, Batch, Tree], Tensor]
 
+Note = str | dict[str, Any]  # a sentence, or a small table of plain values, such as {"listens": {peer: weight}}
+
 SERVER = "server"
 
 
@@ -107,7 +109,7 @@ class Node:
     public: Rows | None = None  # data that whoever aggregates holds
     bench: Rows | None = None  # a common test set, where the experimenter has one
     fits: int = 0  # how many fits this step has asked for
-    notes: list[str] = field(default_factory=list)  # what this step wants in the round's record; carries no data
+    notes: list[Note] = field(default_factory=list)  # what this step wants in the round's record; carries no data
 
     @property
     def rng(self) -> torch.Generator:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kilter.core import Method, Node, Rows, Tree
-from kilter.metrics import confusion, per_class
+from kilter.metrics import confusion, local_accuracy, per_class, recalls
 
 GLIMPSE = 2000  # rows of the common test set on which every node's own model is looked at between rounds
 
@@ -20,19 +20,25 @@ def is_personal(method: Method) -> bool:
     return type(method).personal is not Method.personal
 
 
-def examine(method: Method, node: Node, state: Tree, full: bool, alone: bool) -> dict[str, Any]:
+def examine(
+    method: Method, node: Node, state: Tree, full: bool, alone: bool, seen: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """What a node reports of the models it holds: metrics only.
 
     `test`, `valid`: the global model on my rows; `own_test`, `own_valid`: my own model on my rows; `own_bench`: my own model, or
     under peers (`alone`) the state I keep, on the common test set (between rounds on a fixed choice of GLIMPSE rows).
+    `local`, `common`: accuracy on the common test set of the model I would use, its classes weighed by their shares among my
+    training rows, and as it is. `seen` has what the global model does there, so that not everyone must look again.
     """
     task = method.task
 
-    def look(rows: Rows | None, own: bool) -> dict[str, float] | None:
+    def outputs_on(rows: Rows | None, own: bool) -> Tensor | None:
         if rows is None or not len(rows):
             return None
-        x = rows["x"]
-        outputs = method.personal(node, state, x) if own else method.predict(state, x)
+        return method.personal(node, state, rows["x"]) if own else method.predict(state, rows["x"])
+
+    def look(rows: Rows, own: bool) -> dict[str, float] | None:
+        outputs = outputs_on(rows, own)
         return None if outputs is None else task.measure(outputs, rows["y"])
 
     report: dict[str, Any] = {"n_test": len(node.data.test), "n_valid": len(node.data.valid)}
@@ -40,14 +46,32 @@ def examine(method: Method, node: Node, state: Tree, full: bool, alone: bool) ->
     if is_personal(method):
         report["own_test"], report["own_valid"] = look(node.data.test, True), look(node.data.valid, True)
     if is_personal(method) or alone:
-        report["own_bench"] = look(glimpse(node.bench, full), is_personal(method))
+        rows = glimpse(node.bench, full)
+        outputs = outputs_on(rows, is_personal(method))
+        report["own_bench"] = None if rows is None or outputs is None else task.measure(outputs, rows["y"])
+        seen = None if rows is None or outputs is None else by_class(method, outputs, rows["y"])
+    if seen and len(node.data.train):
+        counts = torch.bincount(node.data.train["y"], minlength=len(seen["recalls"])).tolist()
+        report |= {"local": local_accuracy(seen["recalls"], counts), "common": seen["accuracy"]}
     return report
 
 
-def examine_bench(method: Method, state: Tree, rows: Rows, full: bool) -> dict[str, Any] | None:
-    """The global model on the common test set; every class by itself when asked in full."""
+def by_class(method: Method, outputs: Tensor, y: Tensor) -> dict[str, Any] | None:
+    """A classifier's accuracy on these rows, and on those of each class; None of other tasks."""
+    if method.task.metrics is not None:
+        return None
+    counts = confusion(outputs, y)
+    return {"accuracy": float(counts.diagonal().sum().double() / counts.sum()), "recalls": recalls(counts)}
+
+
+def examine_bench(
+    method: Method, state: Tree, rows: Rows, full: bool
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The global model on the common test set, every class by itself when asked in full; and what nodes are told of it."""
     outputs = method.predict(state, rows["x"])
-    return None if outputs is None else judge(method, outputs, rows["y"], full)
+    if outputs is None:
+        return None, None
+    return judge(method, outputs, rows["y"], full), by_class(method, outputs, rows["y"])
 
 
 def examine_variants(method: Method, state: Tree, rows: Rows, full: bool) -> dict[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -117,9 +118,9 @@ def evaluate(method: Method, fed: Runtime, state: Tree, full: bool) -> dict[str,
     """Every node's report, and the common test set: `global` is the global model there, or the mean of the nodes' own."""
     alone = isinstance(state, AtNodes)
     shown = state if alone else method.shared(state)
-    clients = dict(fed.call(":evaluate", {"state": shown, "full": full}, training=False))
+    found, seen = (None, None) if alone or fed.bench is None else examine_bench(method, state, fed.bench, full)
+    clients = dict(fed.call(":evaluate", {"state": shown, "full": full, "seen": seen}, training=False))
     reports = list(clients.values())
-    found = None if alone or fed.bench is None else examine_bench(method, state, fed.bench, full)
     return {
         "global": found or mean_of(reports, "own_bench"),
         "global_is": "the global model" if found else "the mean over the clients' own models",
@@ -129,6 +130,11 @@ def evaluate(method: Method, fed: Runtime, state: Tree, full: bool) -> dict[str,
             name: spread([r[part][name] for r in reports if r[part]])
             for part in ["own_test" if is_personal(method) else "test"]
             for name in next((r[part] for r in reports if r[part]), {})
+        },
+        "bench": {  # the same model on the common test set: with the client's own shares of the classes, and as it is
+            part: found
+            for part in ("local", "common")
+            if (found := spread([r[part] for r in reports if r.get(part) is not None]))
         },
         "valid": _validation(reports, "own_valid" if is_personal(method) else "valid"),
     }
@@ -159,12 +165,20 @@ def _brief(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _record(fed: Runtime, report: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    shown = {k: report.get(k) for k in ("global", "client", "valid")}
+    shown = {k: report.get(k) for k in ("global", "client", "bench", "valid")}
     if shown["global"]:
         shown["global"] = _brief(shown["global"])
     if report.get("variants"):
         shown["variants"] = {name: _brief(found) for name, found in report["variants"].items()}
     return {"round": fed.round, **shown, **fed.ledger.close(), "seconds": seconds}
+
+
+def _fit_seconds(records: list[dict[str, Any]]) -> dict[str, float]:
+    """Seconds of training over all rounds, by step: what each phase of a method costs."""
+    total: Counter[str] = Counter()
+    for record in records:
+        total.update(record["fit_seconds"])
+    return dict(total)
 
 
 def _finish(
@@ -188,6 +202,7 @@ def _finish(
             "global": at,
             "client_accuracy": report["client"].get("accuracy"),
             "client": report["client"],
+            "bench": report.get("bench", {}),  # none in checkpoints of older runs
             "valid": report["valid"],
             **({"variants": report["variants"]} if report.get("variants") else {}),
         }
@@ -206,8 +221,11 @@ def _finish(
         "client_is": "each client's own model on its own test rows"
         if is_personal(method)
         else "the model a client received on its own test rows",
+        "local_accuracy": top.get("bench", {}).get("local"),
+        "common_accuracy": top.get("bench", {}).get("common"),
         "bytes_up": sum(r["bytes_up"] for r in records),
         "bytes_down": sum(r["bytes_down"] for r in records),
+        "fit_seconds": _fit_seconds(records),
         "failures": sum(len(r["failures"]) for r in records),
         "seconds": progress["seconds"],
         "stopped_early": progress["stopped"],

@@ -20,7 +20,7 @@ class Ledger:
     )  # evaluation's traffic, kept apart: {"up": ..., "down": ...}
     participants: dict[str, None] = field(default_factory=dict)  # an ordered set
     failures: list[dict[str, str]] = field(default_factory=list)
-    notes: list[dict[str, str]] = field(default_factory=list)  # what a step wants on record, by node
+    notes: list[dict[str, Any]] = field(default_factory=list)  # what a step wants on record, by node
     exchanges: int = 0  # pools in which nodes sent something: the rounds of communication a set-up took
     losses: list[tuple[float, int]] = field(default_factory=list)  # (mean loss, steps) of every fit
     fit_seconds: dict[str, float] = field(default_factory=dict)  # seconds of training by step

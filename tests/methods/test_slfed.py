@@ -229,6 +229,63 @@ def test_other_topologies_are_refused_in_a_sentence(topology):
         Simulation(skewed(PEERS), topology=topology).bind(method())
 
 
+def test_the_record_says_who_listens_to_whom_and_how_sure_they_are():
+    result, states = run(rounds=2)
+    tables = [n for n in result.rounds[-1]["notes"] if isinstance(n["note"], dict)]
+    heard = {n["node"]: n["note"]["listens"] for n in tables if "listens" in n["note"]}
+    assert heard
+    for i, sigma in heard.items():
+        assert sigma == states[i]["desk"]["asked"]
+    for n in tables:
+        if "uncertainty" in n["note"]:
+            known = states[n["node"]]["known"]
+            assert n["note"]["uncertainty"] == pytest.approx(sum(u for _, _, u in known.values()) / len(known))
+            assert n["note"]["chosen"] == len(heard.get(n["node"], {})) or n["note"]["chosen"] < 2
+    spent = result.summary["fit_seconds"]
+    assert spent["paint"] == pytest.approx(sum(r["fit_seconds"].get("paint", 0) for r in result.rounds))
+    assert spent["train"] > 0
+
+
+def test_the_books_show_what_each_way_of_sharing_moves(monkeypatch):
+    """Printed: n^2 models a requester. Once: K (K - 1) shares and K - 1 sums a requester, below 2 K^2 for everybody."""
+    from kilter.ledger import Ledger
+
+    def transfers(share):
+        sizes, book = [], Ledger.letter
+
+        def letter(ledger, sender, receiver, size, training=True):
+            if training and sender != receiver:
+                sizes.append(size)
+            book(ledger, sender, receiver, size, training)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, "letter", letter)
+            result, states = run(rounds=1, share=share)
+        model = 8 * sum(v.numel() for v in states["c0"]["w"].values())  # ring and field elements have 64 bits
+        listens = [n["note"]["listens"] for n in result.rounds[-1]["notes"] if "listens" in n["note"]]
+        return sum(size // model for size in sizes), [len(sigma) for sigma in listens]
+
+    for share in ("ring", "threshold", "scalar"):
+        moved, lists = transfers(share)
+        assert moved == sum(n * n for n in lists), share
+    moved, lists = transfers("once")
+    assert moved == PEERS * (PEERS - 1) + len(lists) * (PEERS - 1) <= 2 * PEERS**2
+
+
+@pytest.mark.slow
+def test_on_28x28_the_gan_costs_less_than_the_classifier():
+    from kilter.core import Data, Rows
+    from kilter.models import build
+    from kilter.tasks import Task
+
+    rows = Rows.of(x=torch.rand(300, 1, 28, 28), y=torch.arange(300) % 10)
+    with Simulation({f"c{k}": Data(rows, rows, rows) for k in range(4)}, topology="full") as fed:
+        plan = SGD(lr=0.01, batch=32)  # one epoch
+        slfed = SLFed(task=Task(lambda: build("cnn:8", (1, 28, 28), 10)), local=plan)
+        spent = federate(slfed, fed, 4, evaluate_every=4).summary["fit_seconds"]  # one painting in four rounds
+    assert spent["paint"] < spent["train"]
+
+
 def test_state_is_made_of_what_can_be_kept(tmp_path):
     from kilter import Store
 

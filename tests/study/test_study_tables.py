@@ -201,3 +201,28 @@ def test_other_results_and_classes_have_tables_of_their_own(tmp_path: Path) -> N
     assert "| fedavg: 1 | 100.0 ± 0.0 |" in text
     quiet = Study.of({"methods": ["fedavg"], "seeds": 2, "experiment": {"data": "digits"}})
     assert "each class" not in markdown(gather(quiet, folder, quiet.jobs()))
+
+
+def test_the_local_measure_has_its_own_tables_and_curves(tmp_path: Path) -> None:
+    study = Study.of({"methods": ["fedavg", "solo"], "measure": "local", "seeds": 3})
+    with Folder(tmp_path) as folder:
+        for job in study.jobs():
+            write_run(folder, job, [0.2, 0.3], 1)
+            path = folder.run(job)
+            summary = json.loads((path / "summary.json").read_text())
+            local = {"mean": 0.8 if job.label == "solo" else 0.6, "min": 0.4, "max": 0.9}
+            summary |= {"local_accuracy": local, "common_accuracy": {"mean": 0.5, "min": 0.45, "max": 0.55}}
+            (path / "summary.json").write_text(json.dumps(summary))
+            rounds = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+            rounds[-1]["bench"] = {"local": local}
+            rounds[-1]["notes"] = [{"node": "0", "step": "choose", "note": {"uncertainty": 0.25, "chosen": 3}}]
+            (path / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rounds))
+        results = gather(study, folder, study.jobs())
+    text = markdown(results)
+    assert "local accuracy in %" in text
+    assert "| solo | 40.0 | 80.0 | 90.0 | 45.0 | 50.0 | 55.0 |" in text
+    solo = list(csv.DictReader(io.StringIO(comma_separated(results))))[1]
+    assert float(solo["local_difference"]) == pytest.approx(0.2)
+    assert float(solo["local_min_client"]) == pytest.approx(0.4)
+    names = {p.name for p in draw(results, tmp_path / "figures")}
+    assert {"curves-local", "curves-uncertainty", "curves-chosen"} <= names

@@ -29,7 +29,8 @@ class SLFed(Method):
     Partners tell their direct opinions, which A discounts and fuses. Contributors C: u_C <= tau (Eq. 16), sigma_C = s_C, and
     PAM_A = (M_A + sum sigma_C M_C) / (1 + sum sigma_C), where A sees only sums of shares.
 
-    As printed: `share="scalar", prior=1`. What `share` reveals is said in `kilter.sharing`.
+    As printed: `share="scalar", prior=1`. What `share` reveals is said in `kilter.sharing`. The record says whom a peer listened
+    to and how sure it was: `kilter trust` draws it. Between peers on a network each has only its own record.
     Keeps: its model, its evidence on others, its GAN.  Sends: GAN pictures, class counts, opinions, shares of its model.
     """
 
@@ -112,6 +113,8 @@ class SLFed(Method):
             return Post()
         tau = threshold([o.u for o in known.values()])
         chosen = {c: quantised(o.s) for c, o in sorted(known.items()) if o.u <= tau and quantised(o.s) > 0}
+        unsure = sum(o.u for o in known.values()) / len(known)
+        node.notes.append({"known": len(known), "uncertainty": unsure, "chosen": len(chosen)})
         if len(chosen) < 2:
             node.notes.append("fewer than two contributors: it keeps its own model, for one alone would be laid bare")
             return Post()
@@ -135,6 +138,7 @@ class SLFed(Method):
             node.notes.append("shares were lost on the way: it keeps its own model this round")
             return
         total, sigma = found
+        node.notes.append({"listens": sigma})
         weight = 1 + sum(sigma.values())
         w: Params = node.state["w"]
         node.state["w"] = w | {k: ((w[k].double() + v) / weight).to(w[k].dtype) for k, v in total.items()}

@@ -31,7 +31,7 @@ from kilter.net.status import Board
 from kilter.net.terms import Facts, Willing
 from kilter.net.tls import words
 from kilter.report.progress import Progress
-from kilter.report.result import result_table
+from kilter.report.result import show_result
 from kilter.store import Store, write
 
 out = Console(highlight=False)
@@ -102,8 +102,7 @@ def serve(
         door.close()
         raise
     door.close({"kind": "end"})
-    out.print(result_table(where))
-    out.print(f"Files: {where}")
+    show_result(where, out)
 
 
 def _federate(experiment: Experiment, facts: Facts, fed: Star | Peer, store: Store, board: Board) -> None:
@@ -256,8 +255,7 @@ def peer(
         if metrics:
             board.publish(metrics)
         _federate(experiment, facts, fed, store, board)
-    out.print(result_table(where))
-    out.print(f"Files: {where}")
+    show_result(where, out)
 
 
 def _public(path: str, classes: tuple[str, ...]) -> Rows:

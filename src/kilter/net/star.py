@@ -6,6 +6,7 @@ it is asked again. A reply counts only if it answers the open order. Fewer repli
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -29,6 +30,7 @@ log = logging.getLogger("kilter.net")
 
 TOOK, BEGAN = "~took", "~began"  # kept with the checkpoint: whose replies were taken; the state that peers begin from
 REMARKS = 1000  # most remarks on record in one round, and orders whose late answers are known as such
+NOTE = 10_000  # longest note of a site, as JSON
 
 
 class Absent(Exception):
@@ -303,7 +305,7 @@ def _read(head: Head, body: bytes) -> Done:
             return Done(error=Absent(text(head, "error", 300)))
         found = wire.decode(body)
         reply, fits, notes, seconds = (found[k] for k in ("reply", "fits", "notes", "seconds"))
-        if not all(isinstance(t, str) and len(t) <= 1000 for t in notes) or len(notes) > 1000:
+        if not all(isinstance(t, str | dict) and len(json.dumps(t)) <= NOTE for t in notes) or len(notes) > 1000:
             raise wire.Malformed("its notes are too long")
         fits = [(float(loss), int(steps)) for loss, steps in fits]
         if not all(math.isfinite(loss) and 0 <= steps < 2**40 for loss, steps in fits):

@@ -20,7 +20,8 @@ Axes = Any  # matplotlib has no types
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 PAGE = 6  # cells on one figure
-TEXT = {"global": "global accuracy (%)", "client": "mean client accuracy (%)"}
+TEXT = {"global": "global accuracy (%)", "client": "mean client accuracy (%)", "local": "mean local accuracy (%)"}
+PEERS = {"uncertainty": "mean uncertainty about known peers", "chosen": "peers asked (list size)"}  # see report.trust
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
@@ -29,9 +30,13 @@ def draw(results: Results, folder: Path) -> list[Path]:
     kinds: list[tuple[str, Callable[[Results, CellResult, Axes], None]]] = [
         ("curves-global", lambda r, c, a: curves(r, c, a, "global")),
         ("curves-client", lambda r, c, a: curves(r, c, a, "client")),
+        *([("curves-local", lambda r, c, a: curves(r, c, a, "local"))] if results.study.measure == "local" else []),
         ("bytes", against_bytes),
         ("clients", boxes),
     ]
+    for name in PEERS:
+        if any(r.curves.get(name) for c in cells for line in c.lines for r in line.runs):
+            kinds.append((f"curves-{name}", lambda r, c, a, name=name: curves(r, c, a, name)))  # type: ignore[misc]
     made = []
     folder.mkdir(parents=True, exist_ok=True)
     for name, panel in kinds:
@@ -100,11 +105,11 @@ def _figure(
 
 def _bands(line: Line, measure: str) -> tuple[list[int], np.ndarray[Any, Any], np.ndarray[Any, Any]] | None:
     """Rounds every seed evaluated, mean and standard deviation there, in per cent."""
-    found = [r.curves[measure] for r in line.runs if r.curves[measure]]
+    found = [r.curves[measure] for r in line.runs if r.curves.get(measure)]
     if not found:
         return None
     rounds = sorted(set.intersection(*map(set, found)))
-    table = 100 * np.array([[c[t] for t in rounds] for c in found])
+    table = (1 if measure in PEERS else 100) * np.array([[c[t] for t in rounds] for c in found])
     std = table.std(axis=0, ddof=1) if len(found) > 1 else np.zeros(len(rounds))
     return rounds, table.mean(axis=0), std
 
@@ -119,7 +124,7 @@ def curves(results: Results, cell: CellResult, axes: Axes, measure: str) -> None
         axes.fill_between(rounds, mean - std, mean + std, color=look["color"], alpha=0.13, linewidth=0)
         axes.plot(rounds, mean, label=line.label, linewidth=1.6, marker="o" if len(rounds) == 1 else None, **look)
     axes.set_xlabel("round")
-    axes.set_ylabel(TEXT[measure])
+    axes.set_ylabel(PEERS.get(measure) or TEXT[measure])
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 

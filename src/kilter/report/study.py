@@ -17,7 +17,7 @@ from kilter.report.study_detail import by_class, variants
 from kilter.study.measures import CONFIDENCE, FEWEST, LEVEL, RESAMPLES, Difference
 from kilter.study.results import CellResult, Line, Results
 
-NAMES = {"global": "Global accuracy", "client": "Client accuracy"}
+NAMES = {"global": "Global accuracy", "client": "Client accuracy", "local": "Local accuracy"}
 MARKS = {"higher": " ▲", "lower": " ▼"}
 
 
@@ -76,7 +76,9 @@ def sheets(results: Results) -> list[Sheet]:
     """An overview where there are several cells; then accuracies and cost of each cell; then what was tuned."""
     found = [overview(results)] if len(results.cells) > 1 else []
     for cell in results.cells:
-        found += [accuracies(results, cell, m) for m in NAMES] + [cost(results, cell)]
+        found += [accuracies(results, cell, m) for m in NAMES if m != "local" or m == results.study.measure]
+        found += [extremes(results, cell)] if results.study.measure == "local" else []
+        found.append(cost(results, cell))
         found += detail(results, cell)
     return found + ([tuned(results)] if results.choices else [])
 
@@ -122,6 +124,17 @@ def accuracies(results: Results, cell: CellResult, measure: str) -> Sheet:
             row.append(accuracy((line.paper[measure], std)) if measure in line.paper else "-")
         rows.append(row)
     return Sheet(f"{cell.cell.name}: {NAMES[measure].lower()} in %", headings, rows)
+
+
+def extremes(results: Results, cell: CellResult) -> Sheet:
+    """Every client's model on the common test set, with its own shares of the classes (local) and as it is (global)."""
+    columns = [(part, name) for part in ("local", "common") for name in ("min", "mean", "max")]
+    rows = []
+    for line in cell.lines:
+        found = [line.over_clients(part, name) for part, name in columns]
+        rows.append([_name(results, line, note=False), *("-" if f is None else f"{100 * f:.1f}" for f in found)])
+    headings = [f"{'global' if part == 'common' else part} {name}" for part, name in columns]
+    return Sheet(f"{cell.cell.name}: clients on the common test set in %", ["method", *headings], rows)
 
 
 def cost(results: Results, cell: CellResult) -> Sheet:
@@ -181,6 +194,11 @@ def caption(results: Results) -> list[str]:
         "Client accuracy: the mean over clients, each on its own test rows with the model it would use; worst tenth: the mean "
         "over the worst tenth of the clients."
     )
+    if study.measure == "local":
+        lines.append(
+            "Local accuracy: the mean over clients, each with the model it would use on the common test set, whose classes are "
+            "weighed by their shares among the client's training rows; global beside it: the same test set as it is."
+        )
     lines.append(
         f"Target: the first evaluated round whose {study.measure} accuracy reaches it, median over seeds (never counts as "
         "infinite); bytes: all training traffic up and down, set-up included."
@@ -267,7 +285,7 @@ def comma_separated(results: Results) -> str:
     """As CSV: plain numbers, a row for each method in each cell."""
     rows = [numbers(results, cell, line) for cell in results.cells for line in cell.lines]
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(out, list(dict.fromkeys(k for row in rows for k in row)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
@@ -283,7 +301,13 @@ def numbers(results: Results, cell: CellResult, line: Line) -> dict[str, Any]:
         for name in ("mean", "low", "high", "p", "verdict"):
             row[f"{m}_difference" + ("" if name == "mean" else f"_{name}")] = getattr(d, name) if d else None
         row[f"{m}_paper"] = line.paper.get(m)
-    row |= {"worst_tenth": line.mean("worst"), "target": cell.target}
+    for part in ("local", "common"):
+        row |= {f"{part}_{name}_client": line.over_clients(part, name) for name in ("min", "max")}
+    row |= {
+        "common_mean": line.over_clients("common", "mean"),
+        "worst_tenth": line.mean("worst"),
+        "target": cell.target,
+    }
     for what in ("rounds_to", "bytes_to"):
         row[f"{what}_target"], row[f"seeds_{what}_target"] = line.reached(what)
     row |= {

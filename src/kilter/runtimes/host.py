@@ -15,7 +15,7 @@ from inspect import isgenerator
 from typing import Any
 
 from kilter import train
-from kilter.core import AtNodes, Fit, Method, Node, Post, Replies, Step, Tree
+from kilter.core import AtNodes, Fit, Method, Node, Note, Post, Replies, Step, Tree
 from kilter.errors import Mistake
 from kilter.evaluation import examine
 from kilter.robust import robust
@@ -31,7 +31,7 @@ class Done:
     error: BaseException | None = None
     fits: list[tuple[float, int]] = field(default_factory=list)  # (loss, steps)
     seconds: float = 0.0  # of training
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
 
 def resolve(method: Method, name: str) -> Step:
@@ -39,7 +39,12 @@ def resolve(method: Method, name: str) -> Step:
     kind, _, inner = name.rpartition(":")
     if name == ":evaluate":
         return lambda node, message: examine(
-            method, node, _own(node, message["state"]), message["full"], isinstance(message["state"], AtNodes)
+            method,
+            node,
+            _own(node, message["state"]),
+            message["full"],
+            isinstance(message["state"], AtNodes),
+            message.get("seen"),
         )
     if name == ":adopt":
         return _adopt

@@ -44,7 +44,7 @@ def compare(
     ] = "",
     target: Annotated[str, typer.Option(help="accuracy to reach, or: reference", show_default="reference")] = "",
     measure: Annotated[
-        str, typer.Option(help="accuracy the target is about: global or client", show_default="global")
+        str, typer.Option(help="accuracy the target is about: global, client or local", show_default="global")
     ] = "",
     tune: Annotated[
         list[str] | None, typer.Option(help="values to try, NAME=V1,V2,...; chosen on validation rows; may be repeated")

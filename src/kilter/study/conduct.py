@@ -86,6 +86,9 @@ def page(results: Results, made: dict[str, Any], figures: list[Path]) -> str:
     words = {
         "curves-global": "Global accuracy by round: mean over seeds, band of one standard deviation",
         "curves-client": "Mean client accuracy by round: mean over seeds, band of one standard deviation",
+        "curves-uncertainty": "Peers' uncertainty about each other by round: mean over seeds, band of one standard deviation",
+        "curves-chosen": "How many others a peer asks by round: mean over seeds, band of one standard deviation",
+        "curves-local": "Local accuracy by round: mean over seeds, band of one standard deviation",
         "bytes": f"{NAMES[study.measure]} against bytes sent",
         "clients": "Clients of all seeds: quartiles, median, mean (cross)",
     }

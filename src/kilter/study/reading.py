@@ -18,13 +18,13 @@ from kilter.models import MODELS
 from kilter.plugin import is_file_spec
 
 KEYS = (
-    "name", "about", "reference", "seeds", "target", "measure", "methods", "proposed", "grid", "experiment", "when",
+    "name", "about", "reference", "seeds", "target", "measure", "methods", "proposed", "grid", "cells", "experiment", "when",
     "by_class", "presets", "paper", "tune", "tune_budget",
 )  # fmt: skip
 EXPERIMENT = tuple(f.name for f in fields(Experiment) if f.name not in ("method", "settings", "seed"))
 LOCAL = tuple(dict.fromkeys(f.name for plan in PLANS.values() for f in fields(plan)))
 FREE = ("optimiser", "rounds", "topology", "evaluate_every", "patience")  # may differ between methods: pairing holds
-MEASURES = ("global", "client")
+MEASURES = ("global", "client", "local")
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,9 @@ def override(values: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, A
             k: v for k, v in experiment_values(flat["experiment"], "[experiment]").items() if k != key
         }
         flat["grid"].pop(key, None)
+        if isinstance(out.get("cells"), list):
+            left = [drop_key(c, key) for c in out["cells"]]
+            flat["cells"] = [c for at, c in enumerate(left) if c not in left[:at]]
         flat["when"] = {k: drop_key(v, key) for k, v in dict(out.get("when", {})).items()}
         if isinstance(value, list):
             flat["grid"][key] = value
@@ -180,8 +183,8 @@ def read_target(given: Any) -> float | str | dict[str, float]:
     return "reference" if given == "reference" else share(given)
 
 
-def read_cells(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The product of the grid's values."""
+def read_cells(grid: Mapping[str, Any], listed: Any = None) -> list[dict[str, Any]]:
+    """The product of the grid's values; where cells are listed one by one, each of them with each point of the grid."""
     allowed = [f for f in EXPERIMENT if f != "local"]
     for key, values in grid.items():
         if key in ("seed", "seeds", "method", "methods"):
@@ -191,7 +194,19 @@ def read_cells(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
             raise Mistake(f"'{key}' of the grid takes a list of at least one value, not {values!r}.")
         if len({str(v) for v in values}) < len(values):
             raise Mistake(f"'{key}' of the grid names a value twice.")
-    return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+    points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+    if listed is None:
+        return points
+    if not isinstance(listed, list) or not listed or not all(isinstance(c, Mapping) for c in listed):
+        raise Mistake('cells are a list of tables, such as cells = [{ data = "mnist", partition = "iid" }].')
+    for given in listed:
+        known(given, allowed, "field in cells")
+        if both := set(given) & set(grid):
+            raise Mistake(f"'{min(both)}' is in cells and in [grid]: keep it in one place.")
+    found = [{**given, **point} for given, point in product(listed, points)]
+    if len({str(sorted(c.items())) for c in found}) < len(found):
+        raise Mistake("The study lists a cell twice.")
+    return found
 
 
 def cell_name(values: Mapping[str, Any], e: Experiment) -> str:
@@ -240,6 +255,7 @@ def check_conditions(base: Mapping[str, Any], presets: Sequence[Mapping[str, Any
                 there = {str(getattr(e, key)) for e in entries}
             else:
                 listed = [table(p, "grid").get(key, []) for p in parts]
+                listed += [[c[key] for c in p.get("cells", []) if isinstance(c, Mapping) and key in c] for p in parts]
                 there = {str(v) for some in listed if isinstance(some, list) for v in some}
                 there |= {str(table(p, "experiment")[key]) for p in parts if key in table(p, "experiment")}
                 there |= {str(getattr(Experiment(), key))}

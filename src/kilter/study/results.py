@@ -10,6 +10,7 @@ from typing import Any
 
 from kilter.errors import Mistake
 from kilter.report.result import read_summary
+from kilter.report.trust import by_round
 from kilter.store import read_rounds
 from kilter.study.measures import (
     Difference,
@@ -34,9 +35,14 @@ class Run:
     seed: int
     folder: str
     accuracy: dict[str, float]  # by measure, at the last round
-    curves: dict[str, dict[int, float]]  # by measure: accuracy by round
+    curves: dict[
+        str, dict[int, float]
+    ]  # by measure: accuracy by round; and what peers think of each other (report.trust)
     spent: dict[int, int]  # bytes by round, up and down; round 0 is the set-up
     worst: float | None  # mean accuracy of the worst tenth of the clients
+    bench: dict[
+        str, dict[str, float]
+    ]  # over clients on the common test set: `local` and `common`, each mean, min, max ...
     clients: list[float]  # every client's accuracy at the last round
     seconds: float
     failures: int  # calls that failed
@@ -73,6 +79,11 @@ class Line:
         found = [sum(r.spent.values()) if name == "bytes" else getattr(r, name) for r in self.runs]
         known = [f for f in found if f is not None]
         return sum(known) / len(known) if known else None
+
+    def over_clients(self, part: str, name: str) -> float | None:
+        """The mean over seeds of min, mean or max over the clients on the common test set, `local` or `common`."""
+        found = [r.bench[part][name] for r in self.runs if name in r.bench[part]]
+        return sum(found) / len(found) if found else None
 
     def reached(self, what: str) -> tuple[float | None, int]:
         """Median of `rounds_to` or `bytes_to` over seeds, and how many seeds got there."""
@@ -142,13 +153,17 @@ def read_run(job: Job, folder: Path) -> Run:
     except (OSError, ValueError, KeyError):
         raise Mistake(f"'{folder}' is damaged: delete it, and the study runs it again.") from None
     curves: dict[str, dict[int, float]] = {m: {} for m in MEASURES}
+    curves |= {name: {t: sum(v) / len(v) for t, v in found.items()} for name, found in by_round(rounds).items()}
     for r in rounds:
         if (at := (r["global"] or {}).get("accuracy")) is not None:
             curves["global"][r["round"]] = at
         if at := (r["client"] or {}).get("accuracy"):
             curves["client"][r["round"]] = at["mean"]
+        if at := (r.get("bench") or {}).get("local"):
+            curves["local"][r["round"]] = at["mean"]
     client = summary["client_accuracy"] or {}
-    last = {"global": summary["global_accuracy"], "client": client.get("mean")}
+    bench = {part: summary.get(f"{part}_accuracy") or {} for part in ("local", "common")}  # older runs have none
+    last = {"global": summary["global_accuracy"], "client": client.get("mean"), "local": bench["local"].get("mean")}
     return Run(
         seed=job.seed,
         folder=job.folder,
@@ -156,6 +171,7 @@ def read_run(job: Job, folder: Path) -> Run:
         curves=curves,
         spent={r["round"]: r["bytes_up"] + r["bytes_down"] for r in rounds},
         worst=client.get("worst_decile"),
+        bench=bench,
         clients=[a for c in clients.values() if (a := client_accuracy(c)) is not None],
         seconds=summary["seconds"],
         failures=summary["failures"],

@@ -1,0 +1,58 @@
+"""Who listens to whom: read from a run's record, drawn, and asked for where there is nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kilter import Mistake
+from kilter.report.trust import draw, draw_or_refuse, read
+
+IDS = ["a", "b", "c"]
+
+
+def record(t: int, listens: dict[str, dict[str, float]]) -> dict[str, Any]:
+    notes: list[dict[str, Any]] = [{"node": i, "step": "adopt", "note": {"listens": w}} for i, w in listens.items()]
+    notes += [
+        {"node": i, "step": "choose", "note": {"uncertainty": 1 / (t + k), "chosen": k}} for k, i in enumerate(IDS)
+    ]
+    notes.append({"node": "c", "step": "adopt", "note": "shares were lost on the way"})
+    return {"round": t, "participants": IDS, "notes": notes}
+
+
+def written(folder: Path, *records: dict[str, Any]) -> Path:
+    first = {"round": 0, "participants": [], "notes": []}
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in (first, *records)))
+    return folder
+
+
+def test_shares_of_the_new_model(tmp_path: Path) -> None:
+    found = read(written(tmp_path, record(1, {"a": {"b": 0.5, "c": 0.5}}), record(2, {"b": {"a": 1.0}})))
+    assert found is not None
+    assert found.ids == IDS
+    assert np.allclose(found.shares[1], [[0, 0.25, 0.25], [0, 0, 0], [0, 0, 0]])
+    assert np.allclose(found.shares[2], [[0, 0, 0], [0.5, 0, 0], [0, 0, 0]])
+    assert found.curves["chosen"] == {1: [0, 1, 2], 2: [0, 1, 2]}
+
+
+def test_the_pictures_name_everyone_and_are_the_same_again(tmp_path: Path) -> None:
+    folder = written(tmp_path, *(record(t, {"a": {"b": 0.5, "c": 0.1}, "c": {"a": 0.3}}) for t in range(1, 4)))
+    made = draw(folder)
+    assert [p.name for p in made] == ["trust-graph.png", "trust-matrix.png", "trust-rounds.png"]
+    before = [p.with_suffix(".svg").read_bytes() for p in made]
+    assert all(f">{i}<".encode() in text for text in before[:2] for i in IDS)
+    assert b"round 3" in before[1]
+    draw(folder)
+    assert before == [p.with_suffix(".svg").read_bytes() for p in made]
+
+
+def test_where_nobody_chooses_there_is_nothing_to_draw(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match="not a run folder"):
+        draw_or_refuse(tmp_path)
+    assert draw(written(tmp_path, record(1, {}))) == []
+    with pytest.raises(Mistake, match="nobody chose"):
+        draw_or_refuse(tmp_path)

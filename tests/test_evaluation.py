@@ -1,0 +1,52 @@
+"""How clients fare on the common test set: with their own shares of the classes, and as it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kilter import federate
+from small import bench, federation, method, quadratic, quadratic_task
+
+
+def by_hand(outputs: torch.Tensor, mine: torch.Tensor) -> float:
+    """Row by row: a test row of class c weighs (my share of c) / (test rows of c)."""
+    y = bench()["y"]
+    share = torch.bincount(mine, minlength=10).double() / len(mine)
+    weight = share[y] / torch.bincount(y, minlength=10)[y]
+    return float((weight * (outputs.argmax(1) == y)).sum())
+
+
+def test_a_global_model_is_weighed_by_every_clients_classes() -> None:
+    with federation() as fed:
+        found = federate(m := method("fedavg"), fed, 2)
+    outputs = m.task.predict(found.model, bench()["x"])
+    for i, report in found.clients["last"]["clients"].items():
+        assert report["local"] == pytest.approx(by_hand(outputs, fed.clients[i].train["y"]))
+        assert report["common"] == pytest.approx(found.summary["global_accuracy"])
+    values = [r["local"] for r in found.clients["last"]["clients"].values()]
+    spread = found.summary["local_accuracy"]
+    assert (spread["min"], spread["max"]) == pytest.approx((min(values), max(values)))
+    assert spread["mean"] == pytest.approx(sum(values) / len(values))
+    assert found.rounds[-1]["bench"]["local"] == spread == found.summary["last"]["bench"]["local"]
+
+
+@pytest.mark.parametrize(("name", "topology"), [("solo", "star"), ("fedavg", "ring"), ("slfed", "full")])
+def test_clients_with_models_of_their_own_are_examined_each(name: str, topology: str) -> None:
+    with federation(topology=topology) as fed:
+        found = federate(m := method(name), fed, 1)
+    summary = found.summary
+    assert summary["common_accuracy"]["mean"] == pytest.approx(summary["global_accuracy"])
+    if name == "solo":
+        for i, state in fed.states.items():
+            outputs = m.task.predict(state["w"], bench()["x"])
+            expected = by_hand(outputs, fed.clients[i].train["y"])
+            assert found.clients["last"]["clients"][i]["local"] == pytest.approx(expected)
+
+
+def test_without_classes_or_a_common_test_set_there_is_no_such_measure() -> None:
+    with federation(bench=None) as fed:
+        assert federate(method("fedavg"), fed, 1).summary["local_accuracy"] is None
+    clients = {"a": quadratic([1.0], [0.0])}
+    with federation(clients, bench=clients["a"].test) as fed:
+        assert federate(method("fedavg", quadratic_task([1.0])), fed, 1).summary["local_accuracy"] is None
