@@ -213,3 +213,21 @@ def test_the_shipped_experiments_can_be_read(name: str) -> None:
     for file in sorted(Path(__file__).parents[2].glob("experiments/*/study.toml")):
         if name in file.read_text():
             assert Study.read(file, name).jobs()
+
+
+def test_cells_may_be_listed_one_by_one() -> None:
+    cells = [{"data": "digits", "partition": "iid"}, {"data": "wine", "partition": "dirichlet:0.5"}]
+    study = made(cells=cells, grid={}, when={"data=wine": {"model": "mlp"}})
+    assert [c.values for c in study.cells] == cells
+    assert [j.experiment.model for j in study.jobs()[:4]] == ["cnn", "cnn", "mlp", "mlp"]
+    assert len(made(cells=cells, grid={"clients": [3, 4]}).cells) == 4
+    typed = Study.of({**BASE, "cells": cells, "grid": {}}, typed={"data": "digits"})
+    assert [c.values for c in typed.cells] == [{"partition": "iid"}, {"partition": "dirichlet:0.5"}]
+    for wrong, words in (
+        ({"cells": [], "grid": {}}, "list of tables"),
+        ({"cells": [{"partion": "iid"}], "grid": {}}, "did you mean 'partition'"),
+        ({"cells": cells}, "keep it in one place"),
+        ({"cells": [cells[0], cells[0]], "grid": {}}, "twice"),
+    ):
+        with pytest.raises(Mistake, match=words):
+            made(**wrong)

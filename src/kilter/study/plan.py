@@ -136,7 +136,7 @@ class Study:
             measure=measure,
             entries=entries,
             proposed=proposed,
-            cells=tuple(Cell(values, str(values)) for values in read_cells(table(merged, "grid"))),
+            cells=tuple(Cell(values, str(values)) for values in read_cells(table(merged, "grid"), merged.get("cells"))),
             common=common,
             when=when,
             paper=read_paper(table(merged, "paper")),
