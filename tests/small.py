@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from kilter.core import Data, Method, Rows
+from kilter.density.made import MADE
 from kilter.methods import methods
 from kilter.models import build
 from kilter.runtimes.simulation import Simulation
@@ -175,3 +176,21 @@ def quadratic_task(start: list[float]) -> Task:
 
 def quadratic(a: list[float], b: list[float]) -> Data:
     return table(x=torch.zeros(1, 1), y=torch.tensor([[*a, *b]]))
+
+
+def known_made() -> MADE:
+    """The model of KAT D3b."""
+    made = MADE(3, degrees=(1, 2))
+    values = {
+        "sees.weight": [[0.5, -1, 0.3], [1.5, 0.7, -0.2]],
+        "sees.bias": [0.1, -0.3],
+        "says.weight": [[1, 1], [2, -1], [-0.5, 1.2]],
+        "says.bias": [0.2, -0.4, 0.6],
+    }
+    made.load_state_dict({k: torch.tensor(v) for k, v in values.items()})
+    return made
+
+
+def every(bits: int) -> torch.Tensor:
+    """All binary rows, 0...0 to 1...1."""
+    return torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * bits).reshape(-1, bits)

@@ -16,25 +16,8 @@ from kilter.density.ratio import loss_of
 from kilter.methods.fedavg import FedAvg
 from kilter.params import weights
 from kilter.train import run, run_one
-from small import near, table
-
-
-def known() -> MADE:
-    """The model of KAT D3b."""
-    made = MADE(3, degrees=(1, 2))
-    values = {
-        "sees.weight": [[0.5, -1, 0.3], [1.5, 0.7, -0.2]],
-        "sees.bias": [0.1, -0.3],
-        "says.weight": [[1, 1], [2, -1], [-0.5, 1.2]],
-        "says.bias": [0.2, -0.4, 0.6],
-    }
-    made.load_state_dict({k: torch.tensor(v) for k, v in values.items()})
-    return made
-
-
-def every(bits: int) -> torch.Tensor:
-    """All binary rows, 0...0 to 1...1."""
-    return torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * bits).reshape(-1, bits)
+from small import every, near, table
+from small import known_made as known
 
 
 def test_masks_of_known_degrees():  # D3

@@ -20,7 +20,7 @@ from kilter.params import count
 from kilter.runtimes.host import perform
 from kilter.study.measures import cost_paper, curve, ecr_paper, rounds_to_target
 from kilter.train import run_one
-from small import SHAPE, digits, federation, linear_task, method, mlp_task, same, skewed, three_ways
+from small import SHAPE, digits, every, federation, known_made, linear_task, method, mlp_task, same, skewed, three_ways
 
 RULES = ["llr", "dre", "odds", "prob", "minmax2", "tri"]
 QUICK = {"density_rounds": 3, "density_epochs": 1, "own_epochs": 5, "hidden": 8}
@@ -134,9 +134,7 @@ def test_printed_odds_of_one_pixel_are_fedavg():  # D7
 
 
 def test_ratio_of_a_known_density():  # D8
-    from test_made import every, known
-
-    ratio = by_density(known()(every(3)).sum(1) - 3 * math.log(0.5), centre=False)
+    ratio = by_density(known_made()(every(3)).sum(1) - 3 * math.log(0.5), centre=False)
     expected = [0.724460, 1.255673, 0.426511, 1.194685, 0.203618, 1.160082, 0.213773, 2.821198]
     assert close(ratio, expected, 2e-6)
     assert float(ratio.mean()) == pytest.approx(1, abs=1e-6)
@@ -247,7 +245,7 @@ def test_density_rounds_stop_and_keep_the_best():
     m = method("feddisk", density_rounds=60, density_epochs=6, own_epochs=6, density_lr=0.05, hidden=40)
     with federation() as fed:
         result = federate(m, fed, 1)
-    nll = [float(n["note"].rpartition(" ")[2]) for n in result.rounds[0]["notes"] if n["step"] == "merge"]
+    nll = [n["note"]["nll"] for n in result.rounds[0]["notes"] if n["step"] == "merge"]
     assert 4 < len(nll) < 60
     assert nll.index(min(nll)) == len(nll) - 3
     state = {"round": 1, "made": {"w": torch.ones(1)}, "best": None, "nll": 2.0, "stale": 0}

@@ -226,3 +226,24 @@ def test_the_local_measure_has_its_own_tables_and_curves(tmp_path: Path) -> None
     assert float(solo["local_min_client"]) == pytest.approx(0.4)
     names = {p.name for p in draw(results, tmp_path / "figures")}
     assert {"curves-local", "curves-uncertainty", "curves-chosen"} <= names
+
+
+def test_the_density_phase_has_a_curve(tmp_path: Path) -> None:
+    study = Study.of({"methods": ["fedavg", "feddisk"], "seeds": 1, "experiment": {"data": "digits"}})
+    folder = Folder(tmp_path)
+    for job in study.jobs():
+        write_run(folder, job, [0.5], 1)
+    path = folder.run(study.jobs()[1]) / "rounds.jsonl"
+    first, *rest = path.read_text().splitlines()
+    said = [
+        {"density_round": 0, "nll": 9.0},
+        {"density_round": 1, "nll": 4.0},
+        {"density_round": 1, "nll": 6.0},
+        "words",
+    ]
+    notes = [{"node": "server", "step": "merge", "note": note} for note in said]
+    path.write_text("\n".join([json.dumps({**json.loads(first), "notes": notes}), *rest]) + "\n")
+    results = gather(study, folder, study.jobs())
+    fedavg, feddisk = (line.runs[0].curves["density"] for line in results.cells[0].lines)
+    assert (fedavg, feddisk) == ({}, {0: 9.0, 1: 5.0})
+    assert "curves-density" in [p.name for p in draw(results, tmp_path / "figures")]

@@ -83,7 +83,7 @@ class FedDisk(Method):
             return state
         nll = sum(n * v for _, n, v in replies.values()) / sum(n for _, n, _ in replies.values())
         better = nll < state["nll"]
-        hub.notes.append(f"density model of {state['round']} rounds: validation NLL {nll:.4f}")
+        hub.notes.append({"density_round": state["round"], "nll": nll})  # of the model that was sent out
         return {
             "round": state["round"] + 1,
             "made": average((w, n) for w, n, _ in replies.values()),

@@ -21,7 +21,11 @@ COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#5
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 PAGE = 6  # cells on one figure
 TEXT = {"global": "global accuracy (%)", "client": "mean client accuracy (%)", "local": "mean local accuracy (%)"}
-PEERS = {"uncertainty": "mean uncertainty about known peers", "chosen": "peers asked (list size)"}  # see report.trust
+MORE = {  # drawn where runs have them
+    "uncertainty": "mean uncertainty about known peers",  # see report.trust
+    "chosen": "peers asked (list size)",
+    "density": "validation loss of the density model",
+}
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
@@ -34,7 +38,7 @@ def draw(results: Results, folder: Path) -> list[Path]:
         ("bytes", against_bytes),
         ("clients", boxes),
     ]
-    for name in PEERS:
+    for name in MORE:
         if any(r.curves.get(name) for c in cells for line in c.lines for r in line.runs):
             kinds.append((f"curves-{name}", lambda r, c, a, name=name: curves(r, c, a, name)))  # type: ignore[misc]
     made = []
@@ -109,7 +113,7 @@ def _bands(line: Line, measure: str) -> tuple[list[int], np.ndarray[Any, Any], n
     if not found:
         return None
     rounds = sorted(set.intersection(*map(set, found)))
-    table = (1 if measure in PEERS else 100) * np.array([[c[t] for t in rounds] for c in found])
+    table = (1 if measure in MORE else 100) * np.array([[c[t] for t in rounds] for c in found])
     std = table.std(axis=0, ddof=1) if len(found) > 1 else np.zeros(len(rounds))
     return rounds, table.mean(axis=0), std
 
@@ -123,8 +127,8 @@ def curves(results: Results, cell: CellResult, axes: Axes, measure: str) -> None
         look = style(results, line.label)
         axes.fill_between(rounds, mean - std, mean + std, color=look["color"], alpha=0.13, linewidth=0)
         axes.plot(rounds, mean, label=line.label, linewidth=1.6, marker="o" if len(rounds) == 1 else None, **look)
-    axes.set_xlabel("round")
-    axes.set_ylabel(PEERS.get(measure) or TEXT[measure])
+    axes.set_xlabel("density round" if measure == "density" else "round")
+    axes.set_ylabel(MORE.get(measure) or TEXT[measure])
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 

@@ -112,7 +112,7 @@ def _save(figure: Any, path: Path) -> Path:
 
 def graph(trust: Trust) -> Any:
     """Arrows to the few each peer listens to most, over all rounds; a peer is the larger the more it is listened to."""
-    mean = sum(trust.shares.values()) / len(trust.shares)
+    mean = np.mean(list(trust.shares.values()), axis=0)
     links = nx.DiGraph()
     links.add_nodes_from(trust.ids)
     for k, name in enumerate(trust.ids):

@@ -88,6 +88,7 @@ def page(results: Results, made: dict[str, Any], figures: list[Path]) -> str:
         "curves-client": "Mean client accuracy by round: mean over seeds, band of one standard deviation",
         "curves-uncertainty": "Peers' uncertainty about each other by round: mean over seeds, band of one standard deviation",
         "curves-chosen": "How many others a peer asks by round: mean over seeds, band of one standard deviation",
+        "curves-density": "Loss of the federated density model on validation rows, by round of the density phase",
         "curves-local": "Local accuracy by round: mean over seeds, band of one standard deviation",
         "bytes": f"{NAMES[study.measure]} against bytes sent",
         "clients": "Clients of all seeds: quartiles, median, mean (cross)",

@@ -10,7 +10,7 @@ from typing import Any
 
 from kilter.errors import Mistake
 from kilter.report.result import read_summary
-from kilter.report.trust import by_round
+from kilter.report.trust import by_round, tables
 from kilter.store import read_rounds
 from kilter.study.measures import (
     Difference,
@@ -37,7 +37,7 @@ class Run:
     accuracy: dict[str, float]  # by measure, at the last round
     curves: dict[
         str, dict[int, float]
-    ]  # by measure: accuracy by round; and what peers think of each other (report.trust)
+    ]  # by measure: accuracy by round; and what peers think of each other (report.trust), losses of a density phase
     spent: dict[int, int]  # bytes by round, up and down; round 0 is the set-up
     worst: float | None  # mean accuracy of the worst tenth of the clients
     bench: dict[
@@ -154,6 +154,11 @@ def read_run(job: Job, folder: Path) -> Run:
         raise Mistake(f"'{folder}' is damaged: delete it, and the study runs it again.") from None
     curves: dict[str, dict[int, float]] = {m: {} for m in MEASURES}
     curves |= {name: {t: sum(v) / len(v) for t, v in found.items()} for name, found in by_round(rounds).items()}
+    losses: dict[int, list[float]] = {}  # one of each aggregator
+    for _, t in (pair for r in rounds if r["round"] == 0 for pair in tables(r)):
+        if "density_round" in t:
+            losses.setdefault(t["density_round"], []).append(t["nll"])
+    curves["density"] = {t: sum(v) / len(v) for t, v in losses.items()}
     for r in rounds:
         if (at := (r["global"] or {}).get("accuracy")) is not None:
             curves["global"][r["round"]] = at
