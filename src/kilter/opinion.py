@@ -22,6 +22,20 @@ class Opinion(NamedTuple):
     u: float
 
 
+def is_opinion(told: object) -> bool:
+    """Whether what someone told is one.
+
+    >>> is_opinion((0.25, 0.25, 0.5)), is_opinion((2.0, -1.5, 0.5)), is_opinion("trust me")
+    (True, False, False)
+    """
+    return (
+        isinstance(told, tuple)
+        and len(told) == 3
+        and all(isinstance(part, float) and 0 <= part <= 1 for part in told)
+        and abs(sum(told) - 1) < 1e-6
+    )
+
+
 VACUOUS = Opinion(0.0, 0.0, 1.0)
 
 

@@ -18,12 +18,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from kilter import secret
 from kilter.core import Node, Params, Post, Tree
+from kilter.wire import signature
 
 Boxes = dict[str, Any]
 SIGMA = 16  # bits behind the point of a weight
@@ -41,6 +43,17 @@ def desk(node: Node) -> dict[str, Any]:
         node.state["desk"] = {"round": node.round}
     found: dict[str, Any] = node.state["desk"]
     return found
+
+
+def looking_like(pattern: Tree, box: Boxes) -> Boxes:
+    """The letters that have the shape of this one; a peer that writes anything else is as good as silent."""
+    wanted = signature(pattern)
+    return {sender: letter for sender, letter in box.items() if signature(letter) == wanted}
+
+
+def inside(box: Boxes, key: str) -> Boxes:
+    """What each letter holds under this key, where it does."""
+    return {sender: letter[key] for sender, letter in box.items() if isinstance(letter, dict) and key in letter}
 
 
 class Scheme(ABC):
@@ -102,17 +115,25 @@ class Scheme(ABC):
         """To each who asked: the sum of the shares I hold, if all came."""
         letters = Post()
         for requester, kept in desk(node).pop("kept", {}).items():
+            came = looking_like(kept["share"], inside(box, requester))
             others = [m for m in kept["list"] if m != node.id]
-            lost = [m for m in others if requester not in box.get(m, {})]
-            shares = [box[m][requester] for m in others if m not in lost]
+            lost = [m for m in others if m not in came]
+            shares = [came[m] for m in others if m not in lost]
             letters[requester] = {"lost": lost} if lost else {"sum": self.total([kept["share"], *shares])}
         return letters
 
     def join(self, node: Node, box: Boxes) -> tuple[Params, dict[str, float]] | None:
         """The sum over contributors and whose it is, or None if something was lost."""
         asked: dict[str, float] = desk(node)["asked"]
-        sums = [box.get(c, {}).get("sum") for c in asked]
-        return None if any(s is None for s in sums) else (self.open(self.total(sums)), asked)
+        sums = _all_of(asked, box)
+        return None if sums is None else (self.open(self.total(sums)), asked)
+
+
+def _all_of(who: Iterable[str], box: Boxes) -> list[Tree] | None:
+    """Everyone's sum, if all came and look alike."""
+    sums = inside(box, "sum")
+    found = [sums[i] for i in who if i in sums]
+    return found if len({signature(s) for s in found}) == 1 and all(i in sums for i in who) else None
 
 
 class Ring(Scheme):
@@ -166,21 +187,27 @@ class Threshold(Scheme):
     def add_up(self, node: Node, box: Boxes) -> Post:
         letters = Post()
         for requester, kept in desk(node).pop("kept", {}).items():
-            here = [m for m in kept["list"] if m == node.id or requester in box.get(m, {})]
-            shares = [kept["share"] if m == node.id else box[m][requester] for m in here]
+            came = looking_like(kept["share"], inside(box, requester)) | {node.id: kept["share"]}
+            here = [m for m in kept["list"] if m in came]
+            shares = [came[m] for m in here]
             letters[requester] = {"sum": self.total(shares), "of": here}
         return letters
 
     def join(self, node: Node, box: Boxes) -> tuple[Params, dict[str, float]] | None:
         asked: dict[str, float] = desk(node)["asked"]
         numbers = {c: at + 1 for at, c in enumerate(sorted(asked))}
-        groups: defaultdict[tuple[str, ...], list[str]] = defaultdict(
+        groups: defaultdict[tuple[Any, ...], list[str]] = defaultdict(
             list
         )  # sums over the same contributors belong together
-        for c, letter in box.items():
-            if c in asked and "sum" in letter:
-                groups[tuple(letter["of"])].append(c)
-        for of, who in sorted(groups.items(), key=lambda g: (-len(g[0]), -len(g[1]), g[0])):
+        for c, of in inside(box, "of").items():
+            if (
+                c in asked
+                and "sum" in box[c]
+                and isinstance(of, list)
+                and all(m in asked for m in of if isinstance(m, str))
+            ):
+                groups[tuple(map(str, of)), signature(box[c]["sum"])].append(c)
+        for (of, _), who in sorted(groups.items(), key=lambda g: (-len(g[0][0]), -len(g[1]), g[0][0])):
             if len(of) >= 2 and len(who) >= self.needed(len(asked)) and set(of) <= set(asked):
                 total = {
                     k: secret.recover({numbers[c]: box[c]["sum"][k].numpy().view("uint64") for c in who})
@@ -222,19 +249,20 @@ class Once(Ring):
 
     def add_up(self, node: Node, box: Boxes) -> Post:
         letters = Post()
+        pattern: Tree = box.get(node.id, next(iter(box.values()), None))
         for requester, sigma in desk(node).pop("wishes", {}).items():
-            lost = [c for c in sigma if c not in box]
+            came = looking_like(pattern, box)
+            lost = [c for c in sigma if c not in came]
             if lost:
                 letters[requester] = {"lost": lost}
                 continue
             whole = {c: round(s * 2**SIGMA) for c, s in sigma.items()}
-            names = next(iter(box.values()))
-            letters[requester] = {"sum": {k: secret.join([box[c][k] * whole[c] for c in sigma]) for k in names}}
+            letters[requester] = {"sum": {k: secret.join([came[c][k] * whole[c] for c in sigma]) for k in pattern}}
         return letters
 
     def join(self, node: Node, box: Boxes) -> tuple[Params, dict[str, float]] | None:
-        sums = [box.get(peer, {}).get("sum") for peer in (*node.peers, node.id)]
-        if any(s is None for s in sums):
+        sums = _all_of((*node.peers, node.id), box)
+        if sums is None:
             return None
         return {k: secret.from_ring(v, MODEL + SIGMA) for k, v in self.total(sums).items()}, desk(node)["asked"]
 

@@ -272,6 +272,36 @@ def test_the_books_show_what_each_way_of_sharing_moves(monkeypatch):
     assert moved == PEERS * (PEERS - 1) + len(lists) * (PEERS - 1) <= 2 * PEERS**2
 
 
+NONSENSE = {
+    "train": {"pictures": torch.zeros(3, 1, 2, 2), "counts": torch.zeros(10, dtype=torch.int64)},
+    "judge": torch.zeros(7, dtype=torch.int64),
+    "opine": {"c2": (5.0, -4.5, 0.5), "c3": "trust me"},
+    "choose": {"sigma": 7.0, "list": "everyone", "weights": 3},
+    "split": {f"c{k}": {"layer": torch.zeros(2)} for k in range(PEERS)},
+    "add_up": {"sum": {"layer": torch.zeros(2)}, "of": [1, 2]},
+}
+
+
+@pytest.mark.parametrize("share", SCHEMES)
+def test_a_peer_that_writes_nonsense_stops_nobody(share):
+    """Whatever it writes, others go on without it, as if it were silent."""
+
+    class Liars(Simulation):
+        stage = ""
+
+        def deliver(self, posts, name):
+            if name == self.stage:
+                posts = {**posts, "c1": Post(dict.fromkeys((i for i in self.ids if i != "c1"), NONSENSE[name]))}
+            return super().deliver(posts, name)
+
+    for stage in NONSENSE:
+        with Liars(skewed(PEERS), bench=bench(), topology="full") as fed:
+            fed.stage = stage
+            federate(method(share=share), fed, 1)
+            for w in models(fed.states).values():
+                assert all(torch.isfinite(v).all() and v.abs().max() < 20 for v in w.values())
+
+
 @pytest.mark.slow
 def test_on_28x28_the_gan_costs_less_than_the_classifier():
     from kilter.core import Data, Rows

@@ -12,9 +12,9 @@ from torch.nn.functional import cosine_similarity
 from kilter.chance import generator
 from kilter.core import Batch, Federation, Fit, Mail, Method, Node, Params, Post, Tree, as_float, step
 from kilter.gan import GAN
-from kilter.opinion import Opinion, discount, from_evidence, fuse_all, threshold
+from kilter.opinion import Opinion, discount, from_evidence, fuse_all, is_opinion, threshold
 from kilter.params import weights
-from kilter.sharing import SCHEMES, Scheme, desk, quantised
+from kilter.sharing import SCHEMES, Scheme, desk, looking_like, quantised
 from kilter.train import Adam
 
 Boxes = dict[str, Any]  # {sender: letter}
@@ -81,7 +81,10 @@ class SLFed(Method):
 
     @step
     def judge(self, node: Node, box: Boxes) -> Post:
-        said = {b: self.counts(node, letter["pictures"]) for b, letter in box.items() if "mine" in desk(node)}
+        if "mine" not in desk(node):
+            return Post()
+        box = looking_like({"pictures": node.state["pictures"], "counts": desk(node)["mine"]}, box)
+        said = {b: self.counts(node, letter["pictures"]) for b, letter in box.items()}
         desk(node)["yours"] = {b: cosine(box[b]["counts"], counts) for b, counts in said.items()}
         return Post(said)
 
@@ -89,7 +92,7 @@ class SLFed(Method):
     def opine(self, node: Node, box: Boxes) -> Post:
         evidence = dict(node.state.get("evidence", {}))
         yours = desk(node).get("yours", {})
-        partners = [b for b in box if b in yours]
+        partners = [b for b in looking_like(desk(node).get("mine"), box) if b in yours]
         for b in partners:
             lam = (cosine(desk(node)["mine"], box[b]) + yours[b]) / 2
             alpha, beta = evidence.get(b, (self.prior, self.prior))
@@ -102,11 +105,12 @@ class SLFed(Method):
     def choose(self, node: Node, box: Boxes) -> Post:
         direct = {c: from_evidence(*e) for c, e in node.state.get("evidence", {}).items()}
         known = {c: Opinion(*o) for c, o in node.state.get("known", {}).items()} | direct
-        heard = {c for table in box.values() for c in table if c in node.peers}
+        told = {
+            b: {c: Opinion(*o) for c, o in table.items() if is_opinion(o)} for b, table in box.items() if b in direct
+        }
+        heard = {c for table in told.values() for c in table if c in node.peers}
         for c in heard:
-            hearsay = [
-                discount(direct[b], Opinion(*table[c])) for b, table in box.items() if c in table and b in direct
-            ]
+            hearsay = [discount(direct[b], table[c]) for b, table in told.items() if c in table]
             known[c] = fuse_all([direct[c], *hearsay] if c in direct else hearsay)
         node.state["known"] = {c: tuple(o) for c, o in known.items()}
         if not known:
@@ -134,7 +138,7 @@ class SLFed(Method):
         if "asked" not in desk(node):
             return
         found = self.scheme.join(node, box)
-        if found is None:
+        if found is None or shapes(found[0]) != shapes(weights_and_means(node.state["w"])):
             node.notes.append("shares were lost on the way: it keeps its own model this round")
             return
         total, sigma = found
@@ -185,6 +189,10 @@ def cosine(a: Tensor, b: Tensor) -> float:
 def weights_and_means(w: Params) -> Params:
     """What is contributed: everything that can be averaged, counters not."""
     return weights(w) | {k: v for k, v in w.items() if v.is_floating_point()}
+
+
+def shapes(w: Params) -> dict[str, torch.Size]:
+    return {k: v.shape for k, v in w.items()}
 
 
 @cache

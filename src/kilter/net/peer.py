@@ -16,10 +16,10 @@ import torch
 from kilter import wire
 from kilter.core import Data, Mail, Method, Post, Replies, Rows, Tree
 from kilter.errors import Mistake
-from kilter.net.box import checked
 from kilter.net.frames import Head
 from kilter.net.office import Office, Place
 from kilter.runtimes.base import Runtime
+from kilter.runtimes.box import checked
 from kilter.runtimes.host import Done, perform, resolve
 
 log = logging.getLogger("kilter.net")

@@ -23,7 +23,6 @@ from kilter import data as kdata
 from kilter import wire
 from kilter.core import Data, Method, Node, Post, Tree
 from kilter.errors import Mistake
-from kilter.net.box import checked
 from kilter.net.door import ATTEND, PROTOCOL
 from kilter.net.frames import LARGEST, OPTIONS, Ended, Head, cut, place, read, text
 from kilter.net.keep import Keep
@@ -31,6 +30,7 @@ from kilter.net.seal import Seal
 from kilter.net.terms import Facts, Willing, own_data
 from kilter.net.tls import Identity
 from kilter.runtimes.base import fingerprint
+from kilter.runtimes.box import checked
 from kilter.runtimes.host import Done, perform, resolve
 
 log = logging.getLogger("kilter.net")

@@ -11,11 +11,13 @@ from typing import Self
 
 import torch
 
+from kilter import wire
 from kilter.chance import derive
-from kilter.core import Data, Method, Rows, Tree
+from kilter.core import Data, Mail, Method, Post, Rows, Tree
 from kilter.errors import Mistake
 from kilter.layout import keep_memory
 from kilter.runtimes.base import Runtime, fingerprint
+from kilter.runtimes.box import Shape, have_one_shape, odd_ones, said_of
 from kilter.runtimes.host import Done, perform, resolve
 from kilter.runtimes.workers import Workers
 from kilter.stacking.stack import compose, width
@@ -134,6 +136,23 @@ class Simulation(Runtime):
                 self.states[i] = state
                 self.changed.add(i)
         return done
+
+    def deliver(self, posts: Mapping[str, Post], name: str) -> Mail:
+        """As on a network, each looks at the letters that are to be pooled before it reads them; numbers were looked at."""
+        mail = super().deliver(posts, name)
+        assert self._method is not None
+        if not have_one_shape(self._method, name):
+            return mail
+        seen: dict[int, Shape] = {}  # the same letter to all is looked at once
+        boxes: dict[str, dict[str, Tree]] = {}
+        for me in self.ids:
+            boxes[me] = dict(mail.box(me))
+            for letter in boxes[me].values():
+                seen[id(letter)] = seen.get(id(letter)) or wire.signature(letter)
+            for sender in odd_ones({i: seen[id(letter)] for i, letter in boxes[me].items()}, me):
+                self.ledger.notes.append({"node": me, "step": name, "note": said_of(sender)})
+                del boxes[me][sender]
+        return Mail(boxes)
 
     def close(self) -> None:
         """Let the worker processes go."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kilter.core import Federation, Method, Node, Tree, step
-from kilter.net.box import checked
+from kilter.runtimes.box import checked
 from kilter.train import SGD
 
 
@@ -39,3 +39,21 @@ def test_what_is_pooled_looks_like_mine_or_like_most() -> None:
 def test_where_letters_differ_by_nature_only_numbers_are_looked_at() -> None:
     for written in ("spread:tell", "judge"):
         assert set(checked(BOX, METHOD, written, "a")[0]) == {"a", "b", "d"}
+
+
+def test_the_simulator_looks_at_letters_as_the_network_does() -> None:
+    """Peers that pool leave out whoever writes another shape, and say so."""
+    from kilter import federate
+    from kilter.core import Post
+    from kilter.runtimes.simulation import Simulation
+    from small import bench, method, skewed
+
+    class Liars(Simulation):
+        def deliver(self, posts, name):  # type: ignore[no-untyped-def]
+            lie = {to: ({"w": torch.ones(3)}, 5) for to in posts["c1"] if to != "c1"}
+            return super().deliver({**posts, "c1": Post({**posts["c1"], **lie})}, name)
+
+    with Liars(skewed(4), bench=bench(), topology="full") as fed:
+        found = federate(method("fedavg"), fed, 2)
+    said = {n["node"]: n["note"] for n in found.rounds[-1]["notes"]}
+    assert said == dict.fromkeys(["c0", "c2", "c3"], "the letter of c1 has another shape than mine")
