@@ -7,7 +7,7 @@ A round is a chain of `fed.map(step, message)`. A step is a function of one node
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
@@ -164,12 +164,39 @@ class AtNodes:
     """Stands for a state that every node keeps for itself (peers): the runtime puts the node's own in its place."""
 
 
-class Replies(dict[str, Tree]):
-    """What came back, in the order of the federation's ids, however it arrived."""
+@dataclass(frozen=True, eq=False)
+class Unread:
+    """A reply that is not in memory: `read` fetches it."""
 
-    def __init__(self, replies: Mapping[str, Tree], of: int) -> None:
-        super().__init__(replies)
+    read: Callable[[], Tree]
+
+
+class Replies(Mapping[str, Tree]):
+    """What came back, in the order of the federation's ids, however it arrived.
+
+    Large ones are on disk and read whenever they are asked for: who goes through `values()` holds one at a time.
+    """
+
+    def __init__(self, replies: Mapping[str, Tree | Unread], of: int) -> None:
+        self._replies = dict(replies)
         self.of = of  # how many nodes this aggregator aggregates for, present or not
+
+    def __getitem__(self, node: str) -> Tree:
+        found = self._replies[node]
+        return found.read() if isinstance(found, Unread) else found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._replies)
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    def __ror__(self, known: dict[str, Tree]) -> dict[str, Tree]:
+        """What was known, and what came back in its place."""
+        return {**known, **self}
+
+    def __repr__(self) -> str:
+        return f"Replies({self._replies}, of={self.of})"
 
 
 Step = Callable[[Node, Any], Any]

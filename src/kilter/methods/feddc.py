@@ -48,10 +48,10 @@ class FedDC(Method):
 
     @step
     def combine(self, hub: Node, state: State, replies: Replies) -> State:
-        (w, g, h), (theta, dg) = state, zip(*replies.values(), strict=True)
-        share, centre = len(replies) / replies.of, mean(theta)
+        (w, g, h), share = state, len(replies) / replies.of
+        centre, dg = mean(theta for theta, _ in replies.values()), mean(dg for _, dg in replies.values())
         h = add(h, scale(sub(weights(centre), w), share))
-        return centre | add(h, centre), add(g, scale(mean(dg), share)), h
+        return centre | add(h, centre), add(g, scale(dg, share)), h
 
     def loss(self, theta: Params, batch: Batch, ctx: tuple[Params, Params]) -> Tensor:
         anchor, tilt = ctx

@@ -39,8 +39,9 @@ class Scaffold(Method):
 
     @step
     def combine(self, hub: Node, state: State, replies: Replies) -> State:
-        (x, c), (y, dc) = state, zip(*replies.values(), strict=True)
-        return move(x, mean(y), self.server_lr), add(c, scale(mean(dc), len(replies) / replies.of))
+        (x, c), share = state, len(replies) / replies.of
+        x = move(x, mean(y for y, _ in replies.values()), self.server_lr)
+        return x, add(c, scale(mean(dc for _, dc in replies.values()), share))
 
     def loss(self, y: Params, batch: Batch, drift: Params) -> Tensor:
         return self.task.loss(y, batch) + dot(drift, y)

@@ -180,7 +180,7 @@ class Site:
                 post[to] = self.seal.close(letter, to, order["cards"], order)
             except wire.Malformed as e:
                 done.notes.append(str(e))
-        return replace(done, reply=post)
+        return replace(done, kept=post)
 
     def _signed(self, order: Head, step: str, said: tuple[Head, bytes]) -> tuple[Head, bytes]:
         head = {k: order[k] for k in ("run", "life", "round", "seq")}

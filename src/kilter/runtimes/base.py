@@ -15,7 +15,22 @@ import torch
 
 from kilter import wire
 from kilter.chance import derive
-from kilter.core import SERVER, AtNodes, Data, Each, Federation, Mail, Method, Node, Post, Replies, Rows, Step, Tree
+from kilter.core import (
+    SERVER,
+    AtNodes,
+    Data,
+    Each,
+    Federation,
+    Mail,
+    Method,
+    Node,
+    Post,
+    Replies,
+    Rows,
+    Step,
+    Tree,
+    Unread,
+)
 from kilter.errors import Mistake
 from kilter.ledger import Ledger
 from kilter.robust import robust
@@ -140,17 +155,17 @@ class Runtime(Federation):
         else:
             messages = dict.fromkeys(to, message)
         if not peers and not isinstance(message, Mail):
-            sizes: dict[int, int] = {}  # a broadcast is measured once
+            known: dict[int, int] = {}  # a broadcast is measured once
             for node, m in messages.items():
-                size = sizes.setdefault(id(m), wire.size(m))
+                size = known[id(m)] = known.get(id(m)) or wire.size(m)
                 self.ledger.letter(self.aggregator, node, size, training)
         done = self.perform(name, messages)
-        replies = self._accept(name, {i: done[i] for i in to if i in done}, training, alike and training)
+        replies, sizes = self._accept(name, {i: done[i] for i in to if i in done}, training, alike and training)
         if any(isinstance(r, Post) for r in replies.values()):
             return self.deliver({i: r for i, r in replies.items() if isinstance(r, Post)}, name)
         if not peers:
-            for node, reply in replies.items():
-                self.ledger.letter(node, self.aggregator, wire.size(reply), training)
+            for node in replies:
+                self.ledger.letter(node, self.aggregator, sizes[node], training)
         return Replies(replies, of=len(self.ids))
 
     def deliver(self, posts: Mapping[str, Post], name: str) -> Mail:
@@ -167,21 +182,30 @@ class Runtime(Federation):
                 boxes.setdefault(receiver, {})[sender] = letter
         return Mail(boxes)
 
-    def _accept(self, name: str, done: Mapping[str, Done], training: bool, alike: bool) -> dict[str, Tree]:
-        """Valid replies; the others go on record with a reason. The one shape of replies that are alike is the commonest."""
-        replies: dict[str, Tree] = {}
+    def _accept(
+        self, name: str, done: Mapping[str, Done], training: bool, alike: bool
+    ) -> tuple[dict[str, Tree | Unread], dict[str, int]]:
+        """Valid replies and their bytes; the others go on record with a reason.
+
+        The one shape of replies that are alike is the commonest. One on disk is read once, and not kept.
+        """
+        replies: dict[str, Tree | Unread] = {}
+        sizes: dict[str, int] = {}
+        shapes: dict[str, tuple[Any, ...]] = {}
         for node, d in done.items():
             self.ledger.fitted(name.rpartition(":")[2], d.fits, d.seconds)
             if d.error is not None:
                 self.ledger.failed(node, name, str(d.error))
-            elif bad := wire.not_finite(d.reply):
+            elif bad := wire.not_finite(reply := d.reply):
                 self.ledger.failed(node, name, f"its reply is not finite at {bad}")
             else:
-                replies[node] = d.reply
+                replies[node] = d.kept
+                if not isinstance(reply, Post):
+                    sizes[node] = wire.size(reply)
+                    shapes |= {node: wire.signature(reply)} if alike else {}
                 if training:
                     self.ledger.participants[node] = None
             self.ledger.notes += [{"node": node, "step": name, "note": text} for text in d.notes]
-        shapes = {i: wire.signature(r) for i, r in replies.items() if alike and not isinstance(r, Post)}
         if len(set(shapes.values())) > 1:
             usual = Counter(shapes.values()).most_common(1)[0][0]
             for node, shape in shapes.items():
@@ -190,7 +214,7 @@ class Runtime(Federation):
                         node, name, f"its reply has another shape than the others': {_difference(shape, usual)}"
                     )
                     del replies[node], self.ledger.participants[node]
-        return replies
+        return replies, sizes
 
     def pool(
         self,

@@ -15,7 +15,7 @@ from inspect import isgenerator
 from typing import Any
 
 from kilter import train
-from kilter.core import AtNodes, Fit, Method, Node, Note, Post, Replies, Step, Tree
+from kilter.core import AtNodes, Fit, Method, Node, Note, Post, Replies, Step, Tree, Unread
 from kilter.errors import Mistake
 from kilter.evaluation import examine
 from kilter.robust import robust
@@ -27,11 +27,19 @@ POOL = "~pool"  # where a peer keeps its own state of `pool`
 class Done:
     """What came of a step at one node."""
 
-    reply: Tree = None
+    kept: Tree | Unread = None  # the reply, or where it lies
     error: BaseException | None = None
     fits: list[tuple[float, int]] = field(default_factory=list)  # (loss, steps)
     seconds: float = 0.0  # of training
     notes: list[Note] = field(default_factory=list)
+
+    @property
+    def reply(self) -> Tree:
+        return self.kept.read() if isinstance(self.kept, Unread) else self.kept
+
+    @reply.setter
+    def reply(self, reply: Tree) -> None:
+        self.kept = reply
 
 
 def resolve(method: Method, name: str) -> Step:

@@ -47,6 +47,15 @@ class Shelf:
         return unpacked(parcel, room)
 
 
+def space(tree: Tree) -> int:
+    """How many bytes of room a tree's tensors take."""
+    return sum(_aligned(leaf) for _, leaf in wire.leaves(tree) if isinstance(leaf, Tensor))
+
+
+def _aligned(array: Tensor) -> int:
+    return -(-array.numel() * array.element_size() // ALIGN) * ALIGN
+
+
 def packed(tree: Tree, room: np.ndarray) -> bytes:
     """A parcel: its tensors in this room if they fit, else a letter of the wire."""
     arrays: dict[str, Tensor] = {}
@@ -55,7 +64,7 @@ def packed(tree: Tree, room: np.ndarray) -> bytes:
     end = 0
     for name, array in arrays.items():
         places[name] = end, wire.DTYPES[array.dtype], list(array.shape)
-        end += -(-array.numel() * array.element_size() // ALIGN) * ALIGN
+        end += _aligned(array)
     if not arrays or end > len(room):
         return b"\0" + wire.encode(tree)
     shared = torch.from_numpy(room)

@@ -5,7 +5,7 @@ Every fit runs on one torch thread, so the numbers are the same whatever the num
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -19,6 +19,7 @@ from kilter.layout import keep_memory
 from kilter.runtimes.base import Runtime, fingerprint
 from kilter.runtimes.box import Shape, have_one_shape, odd_ones, said_of
 from kilter.runtimes.host import Done, perform, resolve
+from kilter.runtimes.pile import Pile
 from kilter.runtimes.workers import Workers
 from kilter.stacking.stack import compose, width
 
@@ -107,12 +108,11 @@ class Simulation(Runtime):
         chunks: Sequence[Sequence[str]],
         messages: Mapping[str, Tree],
         states: Mapping[str, dict[str, Tree]],
-    ) -> dict[str, tuple[Done, dict[str, Tree] | None]]:
+    ) -> Iterator[tuple[str, Done, dict[str, Tree] | None]]:
         """Chunk by chunk in this process."""
-        done: dict[str, tuple[Done, dict[str, Tree] | None]] = {}
         for chunk in chunks:
-            done |= self._run_here(name, round, {i: messages[i] for i in chunk}, states)
-        return done
+            for i, (done, state) in self._run_here(name, round, {i: messages[i] for i in chunk}, states).items():
+                yield i, done, state
 
     def perform(self, name: str, messages: Mapping[str, Tree]) -> Mapping[str, Done]:
         done: dict[str, Done] = {}
@@ -128,13 +128,18 @@ class Simulation(Runtime):
         # Who is trained with whom never depends on the number of workers, so neither do the results.
         chunks = compose({i: len(self.clients[i].train) for i in present}, self._width)
         run = self._pool.run if self._pool else self._run_all
-        for i, (d, state) in run(name, self.round, chunks, present, states).items():
-            if d.error is not None and not isinstance(d.error, Absent):
-                raise d.error
+        pile = Pile()
+        for i, d, state in run(name, self.round, chunks, present, states):
+            d.kept = pile.put(d.kept)
             done[i] = d
             if state is not None:
                 self.states[i] = state
                 self.changed.add(i)
+        for (
+            i
+        ) in messages:  # not before all have answered, and whoever was first: the same error for any number of workers
+            if (error := done[i].error) is not None and not isinstance(error, Absent):
+                raise error
         return done
 
     def deliver(self, posts: Mapping[str, Post], name: str) -> Mail:

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -25,7 +25,7 @@ Run = Callable[..., dict[str, tuple[Done, dict[str, Tree] | None]]]
 
 
 class Workers:
-    """`run` has the signature of what each worker performs, and gives the same answers."""
+    """Steps performed in several processes, chunk by chunk."""
 
     def __init__(self, count: int, work: Run) -> None:
         if not hasattr(os, "fork"):
@@ -50,15 +50,14 @@ class Workers:
         chunks: Sequence[Sequence[str]],
         messages: Mapping[str, Tree],
         states: Mapping[str, dict[str, Tree]],
-    ) -> dict[str, tuple[Done, dict[str, Tree] | None]]:
-        """Perform a step at these nodes, chunk by chunk, wherever a worker is free."""
+    ) -> Iterator[tuple[str, Done, dict[str, Tree] | None]]:
+        """Perform a step at these nodes, chunk by chunk, wherever a worker is free; what comes back, as it comes."""
         common = len({id(m) for m in messages.values()}) == 1
         broadcast = wire.encode(next(iter(messages.values()))) if common else b""
         told: set[int] = set()
         room: dict[int, int | None] = {}  # where each busy worker puts its answer's tensors
         waiting = list(chunks)
         idle, busy = list(range(len(self._pipes))), 0
-        answers: dict[str, tuple[Done, dict[str, Tree] | None]] = {}
         while waiting or busy:
             while waiting and idle:
                 worker, chunk = idle.pop(0), list(waiting.pop(0))
@@ -79,10 +78,9 @@ class Workers:
                 busy += 1
             for pipe in wait(self._pipes):
                 worker = self._pipes.index(pipe)  # type: ignore[arg-type]
-                answers |= _read(self._shelves[worker].read(self._receive(worker), room[worker]))
                 idle.append(worker)
                 busy -= 1
-        return answers
+                yield from _read(self._shelves[worker].read(self._receive(worker), room[worker]))
 
     def _send(self, worker: int, data: bytes) -> None:
         try:
@@ -153,8 +151,7 @@ def _written(d: Done, state: dict[str, Tree] | None) -> dict[str, Any]:
     }
 
 
-def _read(answer: Mapping[str, Any]) -> dict[str, tuple[Done, dict[str, Tree] | None]]:
-    read = {}
+def _read(answer: Mapping[str, Any]) -> Iterator[tuple[str, Done, dict[str, Tree] | None]]:
     for node, a in answer.items():
         error: Exception | None = None
         if a["error"]:
@@ -163,5 +160,4 @@ def _read(answer: Mapping[str, Any]) -> dict[str, tuple[Done, dict[str, Tree] | 
         reply = Post(a["reply"]) if a["post"] else a["reply"]
         fits = [(loss, steps) for loss, steps in a["fits"]]
         # A state stays for long: a copy, so that it does not keep the shared memory from being used again.
-        read[node] = Done(reply, error, fits, a["seconds"], a["notes"]), copied(a["state"])
-    return read
+        yield node, Done(reply, error, fits, a["seconds"], a["notes"]), copied(a["state"])
