@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
+from weakref import finalize
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ def test_a_run_gives_the_same_bits_and_books(name: str, workers: int, monkeypatc
 class Large(Method):
     """FedAvg without training; counts the models that live while it averages."""
 
-    alive: WeakSet[Any]
+    alive: set[int]
     seen: list[int]
     task: Any = None
     local: Any = None
@@ -83,7 +83,8 @@ class Large(Method):
     def train(self, node: Node, _: Any) -> tuple[Params, int]:
         bad = {"c1": float("nan"), "c2": 1.0}.get(node.id, 0.0)
         w = torch.rand(50_000, generator=node.rng) * (1 + bad)
-        self.alive.add(w)
+        self.alive.add(id(w))
+        finalize(w, self.alive.discard, id(w))
         return {"w": w}, 1
 
     @step
@@ -100,11 +101,13 @@ class Large(Method):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_average_holds_a_few_models_however_many_clients(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     most = []
-    alive: WeakSet[Any] = WeakSet()
+    alive: set[int] = set()
 
     def room(size: int) -> Any:
-        alive.add(made := torch.empty(size, dtype=torch.uint8))
-        return made.numpy()  # which holds the tensor
+        made = torch.empty(size, dtype=torch.uint8).numpy()
+        alive.add(id(made))
+        finalize(made, alive.discard, id(made))
+        return made
 
     monkeypatch.setattr(pile, "_room", room)
     for clients in (8, 64):

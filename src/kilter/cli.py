@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -44,13 +44,13 @@ err = Console(stderr=True, highlight=False)
 
 Set = Annotated[list[str] | None, typer.Option("--set", help="a setting of the method, NAME=VALUE; may be repeated")]
 Out = Annotated[str, typer.Option(help="the run folder; default runs/METHOD-DATA-SEED", show_default=False)]
-Workers = Annotated[str, typer.Option(help="processes to train in; auto: one a core")]
+Workers = Annotated[str, typer.Option(help="processes to train in; auto: as many as prove fastest")]
 
 
-def worker_count(text: str) -> int:
+def worker_count(text: str) -> int | Literal["auto"]:
     """How many processes: a number, or auto."""
     if text == "auto":
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        return "auto"
     if not text.isdigit() or int(text) < 1:
         raise Mistake(f"--workers takes a number of processes or auto, not '{text}'.")
     return int(text)

@@ -172,7 +172,7 @@ class Experiment:
             raise Mistake(f"The partition {self.partition} gives the aggregator rows already: leave out public_file.")
         return replace(made, public=public_file(self.public_file, made.dataset))
 
-    def build(self, workers: int = 1) -> tuple[Method, Simulation]:
+    def build(self, workers: int | Literal["auto"] = 1) -> tuple[Method, Simulation]:
         """The method and a simulated federation for it."""
         split = self.split()
         dataset = split.dataset

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
+import sys
+import tempfile
 import weakref
 from math import prod
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -19,6 +23,7 @@ from kilter.core import Tree
 
 ALIGN = 64  # bytes: torch's own, for kernels may round otherwise at another
 SIZE, COUNT = 64 << 20, 4  # of a worker's compartments; memory is only used once it is written to
+LINUX = sys.platform == "linux"
 
 
 class Shelf:
@@ -45,6 +50,30 @@ class Shelf:
         if number is not None:
             weakref.finalize(room, self.free.append, number).atexit = False
         return unpacked(parcel, room)
+
+
+class Board:
+    """A file in memory on which one process writes and others read, each into memory of its own. It grows as needed."""
+
+    def __init__(self) -> None:
+        self._file: BinaryIO = open(os.memfd_create("kilter"), "r+b") if LINUX else tempfile.TemporaryFile()  # noqa: SIM115
+        self._room = np.empty(0, np.uint8)
+
+    def _grown(self, size: int) -> np.ndarray:
+        if len(self._room) < size:
+            self._room = np.frombuffer(mmap.mmap(self._file.fileno(), size), np.uint8)
+        return self._room
+
+    def write(self, tree: Tree) -> bytes:
+        """What to tell the readers."""
+        size = space(tree)
+        if size > len(self._room):
+            self._file.truncate(size)
+        return packed(tree, self._grown(size))
+
+    def read(self, parcel: bytes) -> Tree:
+        """What was written last."""
+        return copied(unpacked(parcel, self._grown(os.fstat(self._file.fileno()).st_size)))
 
 
 def space(tree: Tree) -> int:

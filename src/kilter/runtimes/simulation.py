@@ -5,9 +5,11 @@ Every fit runs on one torch thread, so the numbers are the same whatever the num
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 import torch
 
@@ -16,9 +18,11 @@ from kilter.chance import derive
 from kilter.core import Data, Mail, Method, Post, Rows, Tree
 from kilter.errors import Mistake
 from kilter.layout import keep_memory
+from kilter.runtimes.answers import Outcome, State
 from kilter.runtimes.base import Runtime, fingerprint
 from kilter.runtimes.box import Shape, have_one_shape, odd_ones, said_of
 from kilter.runtimes.host import Done, perform, resolve
+from kilter.runtimes.pace import Pace, cores
 from kilter.runtimes.pile import Pile
 from kilter.runtimes.workers import Workers
 from kilter.stacking.stack import compose, width
@@ -46,8 +50,9 @@ class Simulation(Runtime):
     """Nodes of one machine, e.g. of `kilter.data.split(...)`.
 
     `clients` maps node ids to their data; `bench` is the common test set; `public` what the aggregator may hold; `faults` gives
-    a reason why a call at a node fails, or None. With `workers` > 1, steps run in that many processes. Clients are trained
-    several in one computation (see `kilter.stacking`); `stack=False` trains one by one, as nodes far apart do.
+    a reason why a call at a node fails, or None. With `workers` > 1, steps run in that many processes; with "auto", in as
+    many as prove fastest. Clients are trained several in one computation (see `kilter.stacking`); `stack=False` trains one by
+    one, as nodes far apart do.
     """
 
     def __init__(
@@ -58,7 +63,7 @@ class Simulation(Runtime):
         public: Rows | None = None,
         topology: str = "star",
         seed: int = 0,
-        workers: int = 1,
+        workers: int | Literal["auto"] = 1,
         faults: Fault | None = None,
         stack: bool = True,
     ) -> None:
@@ -67,14 +72,17 @@ class Simulation(Runtime):
         for name, data in clients.items():
             if not len(data.train):
                 raise Mistake(f"Client '{name}' has no training rows: use fewer clients or another partition.")
-        if workers < 1:
+        most = (cores() if hasattr(os, "fork") else 1) if workers == "auto" else workers
+        if most < 1:
             raise Mistake(f"There must be at least one worker, not {workers}.")
         torch.set_num_threads(1)
         keep_memory()
         super().__init__(tuple(clients), seed, topology, bench, public)
         self.clients = dict(clients)
         self.faults = faults
-        self.workers = min(workers, len(self.ids))
+        self.workers = min(most, len(self.ids))
+        self._auto = workers == "auto"
+        self._pace: Pace | None = None
         self.stack = stack
         self._width = 1  # clients trained in one computation
         self._method: Method | None = None
@@ -87,10 +95,11 @@ class Simulation(Runtime):
         self._width = width(method.task.init(self.seed)) if self.stack and method.task else 1
         if self.workers > 1:
             self._pool = Workers(self.workers, self._run_here)
+            self._pace = Pace(self.workers) if self._auto else None
 
     def _run_here(
-        self, name: str, round: int, messages: Mapping[str, Tree], states: Mapping[str, dict[str, Tree]]
-    ) -> dict[str, tuple[Done, dict[str, Tree] | None]]:
+        self, name: str, round: int, messages: Mapping[str, Tree], states: Mapping[str, State]
+    ) -> dict[str, Outcome]:
         """Perform a step at these nodes in this process: outcomes, and new states where they changed."""
         assert self._method is not None
         nodes = [self.node(i, name, round, states[i]) for i in messages]
@@ -107,8 +116,8 @@ class Simulation(Runtime):
         round: int,
         chunks: Sequence[Sequence[str]],
         messages: Mapping[str, Tree],
-        states: Mapping[str, dict[str, Tree]],
-    ) -> Iterator[tuple[str, Done, dict[str, Tree] | None]]:
+        states: Mapping[str, State],
+    ) -> Iterator[tuple[str, Done, State | None]]:
         """Chunk by chunk in this process."""
         for chunk in chunks:
             for i, (done, state) in self._run_here(name, round, {i: messages[i] for i in chunk}, states).items():
@@ -127,17 +136,23 @@ class Simulation(Runtime):
         states = {i: self.states.get(i, {}) for i in present}
         # Who is trained with whom never depends on the number of workers, so neither do the results.
         chunks = compose({i: len(self.clients[i].train) for i in present}, self._width)
-        run = self._pool.run if self._pool else self._run_all
-        pile = Pile()
-        for i, d, state in run(name, self.round, chunks, present, states):
+        count = min(self._pace.choose(name), len(chunks)) if self._pace else self.workers
+        pile, began, work = Pile(), time.perf_counter(), 0
+        if self._pool is None or (self._pace and count == 1):
+            answers = self._run_all(name, self.round, chunks, present, states)
+        else:
+            answers = self._pool.run(name, self.round, chunks, present, states, count)
+        for i, d, state in answers:
+            work += sum(steps for _, steps in d.fits) or 1
             d.kept = pile.put(d.kept)
             done[i] = d
             if state is not None:
                 self.states[i] = state
                 self.changed.add(i)
-        for (
-            i
-        ) in messages:  # not before all have answered, and whoever was first: the same error for any number of workers
+        if self._pace:
+            self._pace.timed(name, count, time.perf_counter() - began, work)
+        # Not before all have answered, and the first in order: the same error for any number of workers.
+        for i in messages:
             if (error := done[i].error) is not None and not isinstance(error, Absent):
                 raise error
         return done

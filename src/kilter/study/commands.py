@@ -108,6 +108,7 @@ def carry_on(study: Any, path: Path, jobs: str) -> None:
     """Run a study to its end, show its table, and say where its files are; or stop cleanly."""
     from kilter.cli import worker_count
     from kilter.report.study import show
+    from kilter.runtimes.pace import cores
     from kilter.study.conduct import conduct
 
     console = Console(highlight=False)
@@ -117,7 +118,8 @@ def carry_on(study: Any, path: Path, jobs: str) -> None:
 
     if jobs != "auto":
         whole(jobs, "--jobs", least=1)
-    at_once = worker_count(jobs)
+    chosen = worker_count(jobs)
+    at_once = cores() if chosen == "auto" else chosen
     signal.signal(signal.SIGTERM, interrupt)
     try:
         results = conduct(study, path, at_once, console, f"kilter {shlex.join(sys.argv[1:])}")
