@@ -36,6 +36,16 @@ def test_what_is_pooled_looks_like_mine_or_like_most() -> None:
     assert len(notes) == 2
 
 
+def test_what_is_absurdly_large_is_not_pooled() -> None:
+    box = {"a": torch.ones(2), "b": torch.full((2,), 1e9), "c": torch.full((2,), 50.0)}
+    fine, notes = checked(box, METHOD, "spread:train", "a")
+    assert set(fine) == {"a", "c"}
+    assert notes == ["the letter of b is absurdly large"]
+    assert set(checked(box, METHOD, "spread:train", "z")[0]) == {"a", "c"}  # one of three, to one who wrote none
+    assert set(checked({k: box[k] for k in "ab"}, METHOD, "spread:train", "z")[0]) == {"a", "b"}  # who of two is it?
+    assert set(checked({"a": torch.zeros(2), "b": torch.ones(2)}, METHOD, "spread:train", "a")[0]) == {"a", "b"}
+
+
 def test_where_letters_differ_by_nature_only_numbers_are_looked_at() -> None:
     for written in ("spread:tell", "judge"):
         assert set(checked(BOX, METHOD, written, "a")[0]) == {"a", "b", "d"}

@@ -194,6 +194,16 @@ def signature(tree: Tree) -> tuple[Any, ...]:
     return *found, structure(tree)
 
 
+def norm(tree: Tree) -> float:
+    """The Euclidean norm of all its floating-point arrays together.
+
+    >>> norm(({"w": torch.tensor([3.0])}, {"v": torch.tensor([4.0])}, 12))
+    5.0
+    """
+    arrays = (leaf for _, leaf in leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+    return math.hypot(*(float(torch.linalg.vector_norm(a)) for a in arrays))
+
+
 def not_finite(tree: Tree) -> str | None:
     """The path of the first NaN or infinity, if there is one."""
     for path, leaf in leaves(tree):

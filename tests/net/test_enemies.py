@@ -205,6 +205,7 @@ BAD: dict[str, Any] = {
     "NaN": {"w": torch.tensor([1.0, float("nan"), 1.0])},
     "infinite": {"w": torch.tensor([1.0, float("inf"), 1.0])},
     "nothing": None,
+    "of norm 1e9": {"w": torch.tensor([0.0, 1e9, 0.0])},
 }
 
 

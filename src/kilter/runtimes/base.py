@@ -34,6 +34,7 @@ from kilter.core import (
 from kilter.errors import Mistake
 from kilter.ledger import Ledger
 from kilter.robust import robust
+from kilter.runtimes.box import Shape, absurd, look
 from kilter.runtimes.host import Done, perform
 from kilter.topology import topology
 
@@ -187,11 +188,13 @@ class Runtime(Federation):
     ) -> tuple[dict[str, Tree | Unread], dict[str, int]]:
         """Valid replies and their bytes; the others go on record with a reason.
 
-        The one shape of replies that are alike is the commonest. One on disk is read once, and not kept.
+        The one shape of replies that are alike is the commonest, and none may be absurdly larger than most. One on
+        disk is read once, and not kept.
         """
         replies: dict[str, Tree | Unread] = {}
         sizes: dict[str, int] = {}
-        shapes: dict[str, tuple[Any, ...]] = {}
+        shapes: dict[str, Shape] = {}
+        norms: dict[str, float] = {}
         for node, d in done.items():
             self.ledger.fitted(name.rpartition(":")[2], d.fits, d.seconds)
             if d.error is not None:
@@ -202,7 +205,8 @@ class Runtime(Federation):
                 replies[node] = d.kept
                 if not isinstance(reply, Post):
                     sizes[node] = wire.size(reply)
-                    shapes |= {node: wire.signature(reply)} if alike else {}
+                    if alike:
+                        shapes[node], norms[node] = look(reply)
                 if training:
                     self.ledger.participants[node] = None
             self.ledger.notes += [{"node": node, "step": name, "note": text} for text in d.notes]
@@ -213,7 +217,10 @@ class Runtime(Federation):
                     self.ledger.failed(
                         node, name, f"its reply has another shape than the others': {_difference(shape, usual)}"
                     )
-                    del replies[node], self.ledger.participants[node]
+                    del replies[node], norms[node], self.ledger.participants[node]
+        for node in absurd(norms):
+            self.ledger.failed(node, name, f"its reply is absurdly large: a norm of {norms[node]:.1e}")
+            del replies[node], self.ledger.participants[node]
         return replies, sizes
 
     def pool(

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 from kilter import wire
 from kilter.core import Method, Tree
 
 Shape = tuple[Any, ...]
+Look = tuple[Shape, float]  # a letter's shape and its norm
+ABSURD = 1e4  # how many times as long as the others no training makes a model
 
 
 def checked(box: Mapping[str, Tree], method: Method, written: str, me: str) -> tuple[dict[str, Tree], list[str]]:
     """The letters that are fit to read, written in this step, and a note on each of the others.
 
-    All must be finite. What everyone spread to be pooled must look like mine (or, if I wrote none, like most), unless its step
-    says that replies are not alike.
+    All must be finite. What everyone spread to be pooled must look like mine (or, if I wrote none, like most) and not be absurdly
+    large beside it, unless its step says that replies are not alike.
     """
     fine, notes = dict(box), []
     for sender, letter in box.items():
@@ -24,8 +27,8 @@ def checked(box: Mapping[str, Tree], method: Method, written: str, me: str) -> t
             notes.append(f"the letter of {sender} is not finite at {bad}")
             del fine[sender]
     if have_one_shape(method, written):
-        for sender in odd_ones({sender: wire.signature(letter) for sender, letter in fine.items()}, me):
-            notes.append(said_of(sender))
+        for sender, why in odd_ones({sender: look(letter) for sender, letter in fine.items()}, me).items():
+            notes.append(why)
             del fine[sender]
     return fine, notes
 
@@ -36,13 +39,24 @@ def have_one_shape(method: Method, written: str) -> bool:
     return kind == "spread" and bool(getattr(getattr(method, inner, None), "alike", True))
 
 
-def odd_ones(shapes: Mapping[str, Shape], me: str) -> list[str]:
-    """Whose letter looks otherwise than mine, or if I wrote none, than most."""
-    if not shapes:
+def look(letter: Tree) -> Look:
+    return wire.signature(letter), wire.norm(letter)
+
+
+def odd_ones(looks: Mapping[str, Look], me: str) -> dict[str, str]:
+    """Whose letter looks otherwise than mine, or if I wrote none, than most; and how."""
+    if not looks:
+        return {}
+    mine = looks.get(me)
+    usual = mine[0] if mine else Counter(shape for shape, _ in looks.values()).most_common(1)[0][0]
+    odd = {i: f"the letter of {i} has another shape than mine" for i, (shape, _) in looks.items() if shape != usual}
+    norms = {i: n for i, (_, n) in looks.items() if i not in odd}
+    return odd | {i: f"the letter of {i} is absurdly large" for i in absurd(norms, me)}
+
+
+def absurd(norms: Mapping[str, float], me: str = "") -> list[str]:
+    """Whose numbers are ABSURD times as large as mine, or if I gave none, as most; of fewer than three nobody can tell."""
+    if me not in norms and len(norms) < 3:
         return []
-    usual = shapes.get(me) or Counter(shapes.values()).most_common(1)[0][0]
-    return [sender for sender, shape in shapes.items() if shape != usual]
-
-
-def said_of(sender: str) -> str:
-    return f"the letter of {sender} has another shape than mine"
+    usual = norms[me] if me in norms else median(norms.values())
+    return [i for i, n in norms.items() if n > ABSURD * max(usual, 1.0)]
