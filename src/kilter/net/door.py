@@ -11,8 +11,7 @@ import json
 import logging
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +21,7 @@ from grpc import aio
 
 from kilter.errors import Mistake
 from kilter.net.frames import LARGEST, OPTIONS, Ended, Head, cut, read, text
+from kilter.net.links import Link, Links
 from kilter.net.terms import Facts
 from kilter.net.tls import Identity, caller
 from kilter.wire import Malformed
@@ -34,18 +34,15 @@ PROTOCOL = 1
 
 
 @dataclass(eq=False)
-class Link:
+class Stream(Link):
     """One site's stream."""
 
-    name: str
-    facts: Facts
-    card: dict[str, Any]  # its public key for sealed letters, with its certificate
     outbox: asyncio.Queue[tuple[Head, bytes]] = field(default_factory=asyncio.Queue)
     replaced: asyncio.Event = field(default_factory=asyncio.Event)  # a newer stream of the same name has come
 
 
-class Door:
-    """Lets sites in, and letters through. `changed` guards and announces everything that others look at."""
+class Door(Links):
+    """Lets sites in, and letters through."""
 
     def __init__(
         self,
@@ -54,19 +51,11 @@ class Door:
         allowed: Collection[str] | None,
         largest: int = LARGEST,
     ) -> None:
+        super().__init__()
         self.allowed = allowed
         self.largest = largest
         self.insecure = identity is None
-        self.changed = threading.Condition()
-        self.links: dict[str, Link] = {}
-        self.left: dict[str, float] = {}  # when a site's stream was last lost
-        self.traffic: Counter[str] = Counter()  # "in" and "out", bytes of bodies
-        self.last_error = ""
-        self.arrived: Callable[[Link], None] = lambda link: None  # called in the loop's thread, `changed` held
-        self.letter: Callable[[str, Head, bytes], str | None] = lambda name, head, body: (
-            None
-        )  # likewise; a reason to part
-        self.status: Callable[[], dict[str, Any]] = dict
+        self.links: dict[str, Stream] = {}  # type: ignore[assignment]
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kilter-door", daemon=True)
         self._thread.start()
@@ -116,7 +105,7 @@ class Door:
                     self.note(f"{name} left: {why}")
                 self.changed.notify_all()
 
-    async def _listen(self, link: Link, context: Any) -> str:
+    async def _listen(self, link: Stream, context: Any) -> str:
         """Letters in, until the stream ends; a reason if we end it."""
         while True:
             try:
@@ -131,7 +120,7 @@ class Door:
             if refused:
                 return refused
 
-    async def _welcome(self, context: Any) -> Link:
+    async def _welcome(self, context: Any) -> Stream:
         """Who comes: its certificate's name, on the list, and the same that its hello says."""
         name = caller(context)
         try:
@@ -150,7 +139,7 @@ class Door:
             raise await self._refuse(context, name, f"it calls itself '{said}', and its certificate does not")
         if self.allowed is not None and name not in self.allowed:
             raise await self._refuse(context, name, "it is not on the list of sites")
-        link = Link(name, facts, card if isinstance(card, dict) else {})
+        link = Stream(name, facts, card if isinstance(card, dict) else {})
         with self.changed:
             old = self.links.get(name)
             if old:
@@ -166,7 +155,7 @@ class Door:
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
         return Ended()
 
-    async def _write(self, link: Link, context: Any) -> None:
+    async def _write(self, link: Stream, context: Any) -> None:
         with suppress(aio.AioRpcError, aio.UsageError, aio.InternalError):  # the stream is lost: whoever listens knows
             while True:
                 for frame in cut(*await link.outbox.get()):
@@ -185,11 +174,6 @@ class Door:
             raise await self._refuse(context, name, "it is not on the list of sites")
         with self.changed:
             return json.dumps(self.status()).encode()
-
-    def note(self, what: str) -> None:
-        """One line in the log, and the last error of the status."""
-        log.warning("%s", what)
-        self.last_error = what
 
     # From other threads ------------------------------------------------------------------------------------------------
 

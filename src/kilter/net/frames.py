@@ -66,6 +66,22 @@ def head_of(frame: bytes, largest: int) -> Head:
     return head
 
 
+def together(head: Head, body: bytes = b"") -> bytes:
+    """A letter in one piece, for an engine that carries pieces: how long the head's frame is (4 bytes), that frame, the body."""
+    frame = next(cut(head, body))
+    return len(frame).to_bytes(4, "little") + frame + body
+
+
+def apart(letter: bytes, largest: int = LARGEST) -> tuple[Head, bytes]:
+    """The head and body of a letter in one piece; `Malformed` if it is not one of ours."""
+    length = int.from_bytes(letter[:4], "little")
+    head = head_of(letter[4 : 4 + min(length, LARGEST_HEAD + 1)], largest)
+    body = letter[4 + length :]
+    if head["size"] != len(body):
+        raise Malformed("a letter's body is not as announced")
+    return head, body
+
+
 async def read(next_frame: Read, largest: int = LARGEST) -> tuple[Head, bytes]:
     """The next letter of a stream; `Ended` when there is none, `Malformed` if it is not one of ours."""
     frame = await next_frame()

@@ -7,8 +7,7 @@ import json
 import logging
 import signal
 import sys
-import uuid
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,16 @@ from kilter import data as kdata
 from kilter.core import Rows
 from kilter.errors import Mistake, unknown
 from kilter.experiment import Experiment, read_toml
-from kilter.federate import federate
 from kilter.net import terms, tls
 from kilter.net.door import STATUS, Door
 from kilter.net.frames import OPTIONS
+from kilter.net.lead import Lead, rounds
 from kilter.net.office import Office
 from kilter.net.peer import Peer
 from kilter.net.site import Site, attend
-from kilter.net.star import RESERVED, Star
 from kilter.net.status import Board
 from kilter.net.terms import Facts, Willing
 from kilter.net.tls import words
-from kilter.report.progress import Progress
 from kilter.report.result import show_result
 from kilter.store import Store, write
 
@@ -54,110 +51,14 @@ def serve(
 ) -> None:
     """`kilter serve`"""
     _logging(quiet)
-    experiment = Experiment.read(file)
-    me = tls.identity(tls_, insecure, listen)
-    listed = words(sites)
-    if len(set(listed)) < len(listed) or set(listed) & set(RESERVED):
-        raise Mistake(f"--sites names each site once, and none '{RESERVED[0]}'.")
-    if not listed and not quorum:
-        raise Mistake("Say who takes part (--sites hospital-a,hospital-b) or how many (--quorum 2).")
-    where = Path(folder or f"runs/{Path(experiment.method.split(':')[0]).stem}-sites-{experiment.seed}")
-    if (where / "summary.json").exists():
-        raise Mistake(f"'{where}' already holds a finished run: choose another --out.")
-    bench, public, facts = _server_data(experiment, data)
-    store = Store(where)
-    if not (where / "experiment.toml").exists():
-        write(where / "experiment.toml", experiment.write())
-    door = Door(listen, me, listed or None, largest)
-    try:
-        out.print(
-            f"Listening on {listen.rpartition(':')[0]}:{door.port} as {me.name if me else 'anyone'}; run folder {where}"
-        )
-        agreed = _agree(where, door, listed, quorum, facts)
-        facts = Facts.read(agreed["facts"])
-        star = Star(
-            door,
-            agreed["sites"],
-            run=agreed["run"],
-            seed=experiment.seed,
-            topology=experiment.topology,
-            bench=bench,
-            public=public,
-            quorum=quorum or None,
-            deadline=deadline,
-            grace=grace,
-            terms=lambda star, name: terms.write(star.run, star.life, experiment, facts, star.topology, name),
-        )
-        board = Board(
-            me.name if me else "server",
-            star,
-            experiment.rounds,
-            lambda: (door.links, dict(door.traffic), door.last_error),
-        )
-        door.status = board.read
-        if metrics:
-            board.publish(metrics)
-        _federate(experiment, facts, star, store, board)
-    except BaseException:
-        door.close()
-        raise
-    door.close({"kind": "end"})
-    show_result(where, out)
-
-
-def _federate(experiment: Experiment, facts: Facts, fed: Star | Peer, store: Store, board: Board) -> None:
-    """Wait for a quorum, then run to the end; every round is checkpointed before the next begins."""
-    method = experiment.make(facts.shape, len(facts.classes), facts.mean, facts.std)
-    fed.robust = experiment.robust
+    experiment, me = Experiment.read(file), tls.identity(tls_, insecure, listen)
+    lead = Lead(experiment, words(sites), quorum, deadline, grace, data, folder)
+    door = Door(listen, me, lead.sites or None, largest)
+    out.print(
+        f"Listening on {listen.rpartition(':')[0]}:{door.port} as {me.name if me else 'anyone'}; run folder {lead.where}"
+    )
     signal.signal(signal.SIGTERM, _interrupt)
-    fed.wait()
-    with Progress(experiment.rounds, out) as progress:
-
-        def watch(record: dict[str, Any]) -> None:
-            board.see(record)
-            progress.see(record)
-
-        federate(
-            method,
-            fed,
-            experiment.rounds,
-            store=store,
-            evaluate_every=experiment.evaluate_every,
-            patience=experiment.patience,
-            watch=watch,
-            checkpoint_seconds=0.0,
-            name=experiment.method,
-        )
-
-
-def _server_data(experiment: Experiment, data: str) -> tuple[Rows | None, Rows | None, Facts | None]:
-    """The common test set and the public rows, as in simulation, and what a row looks like; nothing for `none`."""
-    if data == "none":
-        return None, None, None
-    split = (replace(experiment, data=data) if data else experiment).split()
-    return split.test, split.public, Facts.of(split.dataset)
-
-
-def _agree(where: Path, door: Door, listed: list[str], quorum: int, facts: Facts | None) -> dict[str, Any]:
-    """Which run this is, who takes part and what a row looks like: decided once, kept in the run folder."""
-    path = where / "run.json"
-    if path.exists():
-        found: dict[str, Any] = json.loads(path.read_text())
-        if listed and listed != found["sites"]:
-            raise Mistake(f"This run's sites are {','.join(found['sites'])}: give the same, or choose another --out.")
-        return found
-    need = quorum or len(listed)
-    if not listed or facts is None:
-        out.print(f"Waiting for {need} sites.")
-        with door.changed:
-            while len(door.links) < need:
-                door.changed.wait(1.0)
-            here = {name: link.facts for name, link in sorted(door.links.items())}
-        listed, facts = listed or list(here), facts or Facts.together(here)
-        door.allowed = listed
-    found = {"run": uuid.uuid4().hex, "sites": listed, "facts": asdict(facts)}
-    write(path, json.dumps(found, indent=2))
-    return found
+    lead.run(door, me.name if me else "server", out, metrics)
 
 
 def join(
@@ -254,7 +155,8 @@ def peer(
         office.status = board.read
         if metrics:
             board.publish(metrics)
-        _federate(experiment, facts, fed, store, board)
+        signal.signal(signal.SIGTERM, _interrupt)
+        rounds(experiment, facts, fed, store, board, out)
     show_result(where, out)
 
 

@@ -21,8 +21,8 @@ import torch
 from kilter import wire
 from kilter.core import SERVER, Mail, Method, Post, Rows, Step, Tree
 from kilter.errors import Mistake
-from kilter.net.door import Door, Link
 from kilter.net.frames import Head, place, text
+from kilter.net.links import Link, Links
 from kilter.runtimes.base import Runtime
 from kilter.runtimes.host import Done
 
@@ -67,7 +67,7 @@ class Star(Runtime):
 
     def __init__(
         self,
-        door: Door,
+        door: Links,
         sites: Sequence[str],
         *,
         run: str,
