@@ -4,45 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from place import Place
+from told import booked, simulate, told
 
 from kilter import data as kdata
 from kilter import wire
 from kilter.core import Rows
-from kilter.federate import federate
 from kilter.methods import methods
-from kilter.store import Store
 from small import same
 
 QUICK = ("fedbn", "scaffold")  # the others are slow only because there are many
 EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in methods()]
-
-
-def simulate(here: Place, **options: Any) -> Path:
-    """The run folder of the same experiment in simulation."""
-    folder = here.folder / "simulated"
-    store = Store(folder)
-    with here.simulated(**options) as fed:
-        federate(here.method(), fed, here.experiment["rounds"], store=store)
-    store.close()
-    return folder
-
-
-def told(folder: Path) -> dict[str, Any]:
-    """What a run says of every client, without what only a simulated client can know: the common test set."""
-    found = json.loads((folder / "clients.json").read_text())["last"]["clients"]
-    return {name: {k: v for k, v in r.items() if k != "own_bench"} for name, r in found.items()}
-
-
-def booked(folder: Path, relayed: bool = False) -> list[dict[str, Any]]:
-    """What the books say that does not depend on the clock; sealed letters are a little longer."""
-    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    names = ("round", "loss", "steps", "participants", "failures", "notes", "bytes_up", "bytes_down", "bytes_by_node")
-    return [{k: r[k] for k in names if not (relayed and "bytes" in k)} for r in rounds]
 
 
 def graphs(name: str) -> list[str]:

@@ -23,6 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from kilter.errors import Mistake
 
 DAYS = 365
+FILES = ("key.pem", "cert.pem", "ca.pem")
 USAGES = (
     "digital_signature",
     "content_commitment",
@@ -46,18 +47,18 @@ class Identity:
     ca: bytes
 
     @staticmethod
-    def read(folder: Path) -> Identity:
-        """From a folder with key.pem, cert.pem and ca.pem."""
+    def read(folder: Path, files: Sequence[str] = FILES) -> Identity:
+        """From a folder with key.pem, cert.pem and ca.pem, or files of other names."""
         try:
-            key, cert, ca = ((folder / f"{part}.pem").read_bytes() for part in ("key", "cert", "ca"))
+            key, cert, ca = ((folder / name).read_bytes() for name in files)
         except OSError as e:
             raise Mistake(
-                f"--tls '{folder}' must hold key.pem, cert.pem and ca.pem, but {Path(e.filename).name}: {e.strerror}."
+                f"--tls '{folder}' must hold {files[0]}, {files[1]} and {files[2]}, but {Path(e.filename).name}: {e.strerror}."
             ) from None
         try:
             found = x509.load_pem_x509_certificate(cert)
         except ValueError:
-            raise Mistake(f"'{folder / 'cert.pem'}' is not a certificate in PEM format.") from None
+            raise Mistake(f"'{folder / files[1]}' is not a certificate in PEM format.") from None
         if found.not_valid_after_utc < datetime.now(UTC):
             raise Mistake(f"The certificate in '{folder}' expired on {found.not_valid_after_utc:%Y-%m-%d}: renew it.")
         return Identity(holder(found), key, cert, ca)
