@@ -21,6 +21,9 @@ test-all: .venv/ready
 coverage: .venv/ready
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'not slow' --cov --cov-report=term-missing:skip-covered --cov-fail-under=90
 
+bench: .venv/ready
+	$(PY) benchmarks/speed.py
+
 lint: .venv/ready
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .

@@ -1,0 +1,399 @@
+"""Kilter's speed beside Flower, pfl, fluke and a hand-written loop: the same work, taken in turns, each in its own venv.
+
+    make bench                                                        # everything
+    python benchmarks/speed.py --works W1,W3 --peers kilter,hand      # a part of it; the rest is kept from before
+    python benchmarks/speed.py --images 64 --rounds 3 --reps 1        # to try it out: a smaller work, written elsewhere
+
+Every measurement is kept in a file of its own, so a run that was broken off goes on where it was; `--again` measures anew. What
+there is is written to `benchmarks/results/` (speed.md, speed.json, speed.png, growth.png).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pictures
+import table
+from work import WORKS, Work, convert
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+VENVS = HERE / ".venvs"
+BARS = ("W1", "W2", "W3", "W4")
+GROWTH = tuple(w for w in WORKS if w.startswith("G"))
+LIMIT = 1800  # seconds after which a run is broken off
+TRIAL = 64  # images of each client in a trial, by which W4's settings are chosen
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Who is measured: a runner, what its venv holds, which methods it has."""
+
+    script: str
+    needs: tuple[str, ...] = ()  # packages; none: the venv of this process
+    bare: tuple[str, ...] = ()  # packages without what they ask for
+    form: str = ""
+    methods: tuple[str, ...] = ("fedavg", "fedprox", "scaffold", "feddisk")
+    torchrun: bool = False  # two processes are started by torchrun
+    threads: str = "torch threads"  # what the setting 2 means
+
+
+FLUKE = ("pandas", "scikit-learn", "torchmetrics", "rich", "diskcache", "omegaconf", "cerberus", "psutil", "matplotlib")
+PEERS = {
+    "kilter": Peer("run_kilter.py", threads="processes"),
+    "flwr": Peer(
+        "run_flwr.py", ("flwr[simulation]==1.41.0",), methods=("fedavg", "fedprox", "feddisk"), threads="Ray actors"
+    ),
+    "pfl": Peer("run_pfl.py", ("pfl[pytorch]==0.6.0",), torchrun=True, threads="processes (torchrun)"),
+    "fluke": Peer("run_fluke.py", (*FLUKE, "seaborn"), ("fluke-fl==0.8.1",), methods=("fedavg", "fedprox", "scaffold")),
+    "hand": Peer("run_hand.py"),
+    "hand-cl": Peer("run_hand.py", form="channels_last"),
+}
+
+
+# ---- venvs ----
+
+
+def python(name: str) -> Path:
+    """The peer's interpreter; its venv is made if it is not there, and must hold the one pinned torch."""
+    peer = PEERS[name]
+    if not peer.needs:
+        return Path(sys.executable)
+    venv = VENVS / name
+    found, ready = venv / "bin" / "python", venv / "ready"
+    wanted = "\n".join([*peer.needs, *peer.bare])
+    if not ready.is_file() or ready.read_text() != wanted:
+        print(f"making the venv of {name}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+        pip = [found, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        if peer.bare:
+            subprocess.run([*pip, "--no-deps", *peer.bare], check=True)
+        subprocess.run([*pip, "--constraint", ROOT / "constraints.txt", "torch", "numpy", *peer.needs], check=True)
+        ready.write_text(wanted)
+    pinned = (ROOT / "constraints.txt").read_text().split("torch==")[1].split()[0]
+    said = "import torch; print(torch.__version__.split('+')[0], torch.version.cuda)"
+    told = subprocess.run([found, "-c", said], check=True, capture_output=True, text=True).stdout.split()
+    if told != [pinned, "None"]:
+        raise SystemExit(f"The venv of {name} has torch {told[0]} (CUDA {told[1]}), not the CPU build of {pinned}.")
+    return found
+
+
+def version(name: str) -> str:
+    """The versions of what a peer runs on."""
+    peer = PEERS[name]
+    wanted = [n.split("[")[0].split("==")[0] for n in (*peer.bare, *peer.needs[:1])] if peer.needs else []
+    wanted = wanted[:1] + (["ray"] if name == "flwr" else []) + ["torch"]
+    said = f"from importlib.metadata import version; print(*[f'{{n}} {{version(n)}}' for n in {wanted}], sep=', ')"
+    return subprocess.run([python(name), "-c", said], check=True, capture_output=True, text=True).stdout.strip()
+
+
+# ---- one measurement ----
+
+
+def family(root: int) -> list[int]:
+    """A process and all that descend from it."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, IndexError):
+                continue
+    found = [root]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
+
+
+def resident(pids: Sequence[int], shared: bool) -> int:
+    """Bytes in memory: RSS summed, or (`shared`) PSS, where pages that several share are counted once."""
+    total = 0
+    for pid in pids:
+        try:
+            if shared:
+                text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+                total += 1024 * int(text.split("\nPss:")[1].split()[0])
+            else:
+                total += os.sysconf("SC_PAGE_SIZE") * int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        except (OSError, IndexError):  # it has ended
+            continue
+    return total
+
+
+def command(name: str, work: str, threads: int, data: Path, smaller: dict[str, int]) -> list[str]:
+    peer = PEERS[name]
+    start = [str(python(name))]
+    if peer.torchrun and threads > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={threads}"]
+    options = [f"--{k}={v}" for k, v in smaller.items() if v] + ([f"--form={peer.form}"] if peer.form else [])
+    return [*start, str(HERE / peer.script), f"--work={work}", f"--threads={threads}", f"--data={data}", *options]
+
+
+def measure(name: str, work: str, threads: int, data: Path, smaller: dict[str, int]) -> dict[str, Any]:
+    """Run a peer once: its rounds, seconds from its start to the end of the first, peak memory of all its processes."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "OMP_NUM_THREADS")}
+    environment["PYTHONPATH"] = str(ROOT / "src") if name == "kilter" else ""
+    if name not in ("flwr", "kilter"):  # Ray says it to its actors, Kilter to its workers
+        environment["OMP_NUM_THREADS"] = "1" if PEERS[name].torchrun else str(threads)
+    order = command(name, work, threads, data, smaller)
+    lines: list[dict[str, Any]] = []
+    first: list[float] = []
+    with tempfile.TemporaryFile("w+") as errors:
+        began = time.perf_counter()
+        process = subprocess.Popen(order, cwd=HERE, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
+
+        def listen() -> None:
+            for text in process.stdout or ():
+                if text.startswith("{"):
+                    lines.append(json.loads(text))
+                    if len(lines) == 1:
+                        first.append(time.perf_counter() - began)
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        rss = pss = beat = 0
+        pids = [process.pid]
+        try:
+            while process.poll() is None and time.perf_counter() - began < LIMIT:
+                pids = family(process.pid)
+                rss = max(rss, resident(pids, shared=False))
+                if beat % 5 == 0:
+                    pss = max(pss, resident(pids, shared=True))
+                beat += 1
+                time.sleep(0.2)
+        finally:
+            if process.poll() is None:
+                for pid in pids:
+                    try:
+                        os.kill(pid, signal.SIGKILL)
+                    except ProcessLookupError:
+                        continue
+            process.wait()
+            listener.join(10)
+        errors.seek(0)
+        if process.returncode or not lines or "accuracy" not in lines[-1]:
+            raise RuntimeError(f"{' '.join(order)}\n{errors.read()[-3000:]}")
+    return {
+        "work": work,
+        "peer": name,
+        "threads": threads,
+        "rounds": lines[:-1],
+        "accuracy": lines[-1]["accuracy"],
+        "startup": first[0],
+        "rss": rss,
+        "pss": pss,
+    }
+
+
+# ---- all of them ----
+
+
+def settings(name: str, work: Work, data: Path, label: str, tried: Path, smaller: dict[str, int]) -> list[int]:
+    """Thread settings to measure. Of the ResNet, which takes minutes a round, only the one that a short trial found faster."""
+    if label.startswith("G"):
+        return [2]
+    if work.model != "resnet":
+        return [1, 2]
+    seconds = {}
+    for threads in (1, 2):
+        file = tried / f"{label}-{name}-{threads}-trial.json"
+        if not file.is_file():
+            kept(file, measure(name, label, threads, data, {**smaller, "images": TRIAL, "rounds": 2}))
+        seconds[threads] = table.steady(json.loads(file.read_text()))
+    return [min(seconds, key=lambda t: seconds[t])]
+
+
+def kept(file: Path, run: dict[str, Any]) -> None:
+    run |= {"commit": commit(), "at": now()}
+    partial = file.with_suffix(".new")
+    partial.write_text(json.dumps(run))
+    partial.rename(file)
+
+
+def turns(a: argparse.Namespace, works: Sequence[str]) -> Iterator[tuple[str, int, str]]:
+    """(work, repetition, peer), peers in turns within each repetition."""
+    for work in works:
+        for rep in range(1, a.reps + 1):
+            for peer in a.peers:
+                if WORKS[work].method in PEERS[peer].methods:
+                    yield work, rep, peer
+
+
+def commit() -> str:
+    said = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    return said.stdout.strip() or "unknown"
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def machine() -> str:
+    models = [
+        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    memory = int(Path("/proc/meminfo").read_text().split()[1]) / 2**20
+    return f"{len(models)} x {models[0] if models else platform.processor()}, {memory:.0f} GB, {platform.platform()}"
+
+
+def write(folder: Path, measured: Path, smaller: dict[str, int]) -> None:
+    """Tables and pictures of all that has been measured."""
+    runs = [json.loads(f.read_text()) for f in sorted(measured.glob("*.json")) if not f.name.endswith("-trial.json")]
+    order = {peer: k for k, peer in enumerate(PEERS)}
+    found: dict[str, list[table.Line]] = {}
+    notes: list[str] = []
+    for label, named in WORKS.items():
+        some = [r for r in runs if r["work"] == label]
+        if not some:
+            continue
+        work = replace(named, **{k: v for k, v in smaller.items() if v})
+        table.check(some, work.steps, work.rounds)
+        found[label] = table.lines(sorted(some, key=lambda r: (order[r["peer"]], r["threads"])))
+        notes += [f"{label}: {text}" for text in table.strangers(found[label])]
+    if not found:
+        return
+    peers = [p for p in PEERS if any(r["peer"] == p for r in runs)]
+    versions = {p: version(p) for p in peers}
+    about = {
+        "machine": machine(),
+        "command": "make bench" if not any(smaller.values()) else "python " + " ".join(sys.argv),
+        "commit": sorted({r["commit"] for r in runs}),
+        "measured": [min(r["at"] for r in runs), max(r["at"] for r in runs)],
+        "python": platform.python_version(),
+        "versions": versions,
+        "smaller": smaller,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    summary = {w: {"verdict": table.verdict(w, some), "lines": [asdict(x) for x in some]} for w, some in found.items()}
+    (folder / "speed.json").write_text(json.dumps({"about": about, "works": summary, "runs": runs}, indent=1) + "\n")
+    (folder / "speed.md").write_text(page(about, found, notes))
+    pictures.speed({w: s for w, s in found.items() if w not in GROWTH}, folder / "speed.png")
+    if any(w in GROWTH for w in found):
+        pictures.growth({WORKS[w].clients: s for w, s in found.items() if w in GROWTH}, folder / "growth.png")
+    print(f"written: {folder}/speed.md", flush=True)
+
+
+def page(about: dict[str, Any], found: dict[str, list[table.Line]], notes: Sequence[str]) -> str:
+    """speed.md"""
+    shown = {w: s for w, s in found.items() if w not in GROWTH}
+    text = [
+        "# Speed",
+        f"`{about['command']}` at {', '.join(about['commit'])}, {' to '.join(about['measured'])}, on {about['machine']}; "
+        f"Python {about['python']}. " + "; ".join(f"{p}: {v}" for p, v in about["versions"].items()) + ".",
+    ]
+    if any(about["smaller"].values()):
+        text.append(
+            f"**Not the workloads themselves but smaller ones ({about['smaller']}): only to try the harness out.**"
+        )
+    text += [
+        "![seconds a round](speed.png)",
+        "## Kilter and its peers",
+        "A ratio says how many times longer the peer takes than Kilter for one steady round, each at its better setting.",
+        table.verdicts(shown),
+    ]
+    for label, some in shown.items():
+        w, mine = WORKS[label], table.best(some).get("kilter")
+        text += [
+            f"### {label}: {w.method}, {w.clients:,} clients x {w.images} images of {w.data}, {w.sampled} a round, {w.model}",
+            table.details(some, mine.seconds if mine else None),
+        ]
+    grown = {WORKS[w].clients: s for w, s in found.items() if w in GROWTH}
+    if grown:
+        text += [
+            "## Growth",
+            "W3's network and 60 images a client, 100 clients (or all there are) in a round. Beyond 1,000 clients there are too "
+            "few images for each to be with one client only: every client draws its own 60 of the 60,000.",
+            "![growth](growth.png)",
+            *(f"### {n:,} clients\n\n{table.details(some, None)}" for n, some in grown.items()),
+        ]
+    text.append("## How it was measured")
+    means = "; ".join(f"{p}: {PEERS[p].threads}" for p in about["versions"])
+    text += [
+        "- The same rows, network and first weights for all (`work.py`), read from the same files; SGD 0.01, batches of 32, one "
+        "epoch. Every runner counts its optimiser steps; were they not equal in every round, this page would not exist.\n"
+        "- Peers take turns within a repetition. Seconds: the median over repetitions of each one's median steady round, and the "
+        "least and most of these. The first round belongs to the start-up, except in W4, where it is the only one, timed from "
+        "its own beginning. Nothing is evaluated in timed rounds; accuracy is that of the last model on 2,000 test images. Who "
+        "trains in a round is drawn by each peer, so losses and accuracies are close but not equal.\n"
+        f"- Threads: 1, or 2, which means for {means}. In W4 only the setting that a trial with {TRIAL} images a client found "
+        "faster; in the growth curve only 2.\n"
+        "- Start-up: from the process's start, imports and Ray's start included, to the end of the first round. Memory: of the "
+        "peer's whole family of processes, read from /proc five times a second; RSS summed counts pages that processes share "
+        "once for each of them (so do forked workers' data), PSS once.\n"
+        "- Flower: the message API on its Ray backend by `flwr.simulation.run_simulation`; one torch thread in each actor. pfl: "
+        "two processes by torchrun and gloo. fluke: torchvision, datasets, wandb, clearml and opacus, which it imports and this "
+        "run never calls, are replaced by empty stand-ins. The hand-written loop runs in Kilter's venv; `hand-cl` is it with "
+        "channels_last.\n"
+        "- W5: SCAFFOLD where the peer has it for its PyTorch (not written by us for Flower); FedDisk's weighted loss with "
+        "weights drawn beforehand, for its rounds and not its set-up are compared."
+    ]
+    text += ["## Notes", *(f"- {n}" for n in notes)] if notes else []
+    return "\n\n".join(text) + "\n"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = lambda text: [part for part in text.split(",") if part]  # noqa: E731
+    parser.add_argument(
+        "--works", "--workloads", type=names, default=list(WORKS), help="e.g. W1,W3; W5 and G stand for all of theirs"
+    )
+    parser.add_argument("--peers", type=names, default=list(PEERS), help=f"of {','.join(PEERS)}")
+    parser.add_argument("--reps", type=int, default=3, help="repetitions")
+    parser.add_argument("--images", type=int, default=0, help="fewer images a client, to try the harness out")
+    parser.add_argument("--rounds", type=int, default=0, help="fewer rounds, to try the harness out")
+    parser.add_argument("--again", action="store_true", help="measure anew what has been measured")
+    parser.add_argument("--write", action="store_true", help="measure nothing, write the page of what there is")
+    parser.add_argument("--out", type=Path, default=None, help="folder of the results")
+    a = parser.parse_args()
+    a.works = [
+        w for w in WORKS if any(w == given or (given in ("W5", "G") and w.startswith(given)) for given in a.works)
+    ]
+    if unknown := [p for p in a.peers if p not in PEERS] or ([] if a.works else ["workloads"]):
+        parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(PEERS)} and {', '.join(WORKS)}")
+    return a
+
+
+def main() -> None:
+    a = arguments()
+    smaller = {"images": a.images, "rounds": a.rounds}
+    folder = a.out or (
+        Path(tempfile.gettempdir()) / "kilter-bench-trial" if any(smaller.values()) else HERE / "results"
+    )
+    measured = (folder if any(smaller.values()) else HERE) / ".measured"
+    measured.mkdir(parents=True, exist_ok=True)
+    if not a.write:
+        source = Path(os.environ.get("KILTER_DATA") or "")
+        with tempfile.TemporaryDirectory() as data:
+            for name in {WORKS[w].data for w in a.works}:
+                convert(source, Path(data), name)
+            for peer in a.peers:
+                python(peer)
+            done: set[Path] = set()
+            for work, rep, peer in turns(a, a.works):
+                for threads in settings(peer, WORKS[work], Path(data), work, measured, smaller):
+                    file = measured / f"{work}-{peer}-{threads}-{rep}.json"
+                    if file.is_file() and not a.again and json.loads(file.read_text())["commit"] == commit():
+                        continue
+                    run = measure(peer, work, threads, Path(data), smaller)
+                    kept(file, run)
+                    done.add(file)
+                    print(f"{work} {rep}/{a.reps} {peer} x{threads}: {table.steady(run):.3f} s a round", flush=True)
+    write(folder, measured, smaller)
+
+
+if __name__ == "__main__":
+    main()
