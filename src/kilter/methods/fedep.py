@@ -34,8 +34,8 @@ class FedEP(Method):
         code        KL_k + ln(1 / p_k)   as the thesis ran it, but with true distributions: the smaller node gets more
         code_exact                       as the thesis ran it, digit by digit (see `alphas_as_run`; `bin` means `density`)
 
-    Measured (experiments/fedep, clients of equal size): no form beats FedAvg, `blend` and `code` lose little, `kl` up to 9 points. So
-    the default is the form that does least harm where sizes differ, not one that was seen to help.
+    Measured (experiments/fedep, clients of equal size): no form beats FedAvg, `blend` and `code` lose little, `kl` up to 9 points.
+    So the default is the form that does least harm where sizes differ, not one that was seen to help.
 
     A node whose summary is missing or refused (the round's notes say why) is left out until a sound one comes with its model.
     Keeps: its summary; whoever aggregates keeps those received.  Sends: (theta_k, n_k) or its label counts; its model.
