@@ -99,7 +99,7 @@ class Scheme(ABC):
 
     def _members(self, node: Node, requester: str, wish: Any) -> list[str]:
         """The contributors of a request that is in order: at least two, all within reach, I among them, a weight in (0, 1]."""
-        members, sigma = wish.get("list"), wish.get("sigma")
+        members, sigma = (wish.get("list"), wish.get("sigma")) if isinstance(wish, dict) else (None, None)
         fair = (
             isinstance(members, list)
             and len(set(members)) == len(members) >= 2
@@ -225,7 +225,7 @@ class Once(Ring):
 
     def split(self, node: Node, model: Params, box: Boxes) -> Post:
         everyone = sorted((*node.peers, node.id))
-        desk(node)["wishes"] = {r: w["weights"] for r, w in box.items() if self._fair(r, w.get("weights"), everyone)}
+        desk(node)["wishes"] = {r: w for r, w in inside(box, "weights").items() if self._fair(r, w, everyone)}
         try:
             parts = {
                 k: secret.split(secret.to_ring(v, len(everyone), MODEL + SIGMA) >> SIGMA, len(everyone))
@@ -250,8 +250,8 @@ class Once(Ring):
     def add_up(self, node: Node, box: Boxes) -> Post:
         letters = Post()
         pattern: Tree = box.get(node.id, next(iter(box.values()), None))
+        came = looking_like(pattern, box)
         for requester, sigma in desk(node).pop("wishes", {}).items():
-            came = looking_like(pattern, box)
             lost = [c for c in sigma if c not in came]
             if lost:
                 letters[requester] = {"lost": lost}

@@ -275,8 +275,8 @@ def test_the_books_show_what_each_way_of_sharing_moves(monkeypatch):
 NONSENSE = {
     "train": {"pictures": torch.zeros(3, 1, 2, 2), "counts": torch.zeros(10, dtype=torch.int64)},
     "judge": torch.zeros(7, dtype=torch.int64),
-    "opine": {"c2": (5.0, -4.5, 0.5), "c3": "trust me"},
-    "choose": {"sigma": 7.0, "list": "everyone", "weights": 3},
+    "opine": {"c2": (5.0, -4.5, 0.5), "c3": "trust me", "c4": None},
+    "choose": "all of you",
     "split": {f"c{k}": {"layer": torch.zeros(2)} for k in range(PEERS)},
     "add_up": {"sum": {"layer": torch.zeros(2)}, "of": [1, 2]},
 }

@@ -105,9 +105,7 @@ class SLFed(Method):
     def choose(self, node: Node, box: Boxes) -> Post:
         direct = {c: from_evidence(*e) for c, e in node.state.get("evidence", {}).items()}
         known = {c: Opinion(*o) for c, o in node.state.get("known", {}).items()} | direct
-        told = {
-            b: {c: Opinion(*o) for c, o in table.items() if is_opinion(o)} for b, table in box.items() if b in direct
-        }
+        told = {b: opinions(table) for b, table in box.items() if b in direct}
         heard = {c for table in told.values() for c in table if c in node.peers}
         for c in heard:
             hearsay = [discount(direct[b], table[c]) for b, table in told.items() if c in table]
@@ -189,6 +187,11 @@ def cosine(a: Tensor, b: Tensor) -> float:
 def weights_and_means(w: Params) -> Params:
     """What is contributed: everything that can be averaged, counters not."""
     return weights(w) | {k: v for k, v in w.items() if v.is_floating_point()}
+
+
+def opinions(table: Tree) -> dict[str, Opinion]:
+    """Those in a partner's letter that are opinions."""
+    return {c: Opinion(*o) for c, o in table.items() if is_opinion(o)} if isinstance(table, dict) else {}
 
 
 def shapes(w: Params) -> dict[str, torch.Size]:
