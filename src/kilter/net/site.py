@@ -171,8 +171,11 @@ class Site:
         return box
 
     def sealed(self, order: Head, done: Done) -> Done:
-        """The outcome as the server may see it: letters to other sites only sealed."""
-        if not self.relay or not isinstance(done.reply, Post):
+        """The outcome as the server may see it: letters to other sites only sealed, and no note on who listens to whom."""
+        if not self.relay:
+            return done
+        done = replace(done, notes=[note for note in done.notes if isinstance(note, str)])
+        if not isinstance(done.reply, Post):
             return done
         post = Post()
         for to, letter in done.reply.items():
