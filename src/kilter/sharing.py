@@ -99,9 +99,11 @@ class Scheme(ABC):
 
     def _members(self, node: Node, requester: str, wish: Any) -> list[str]:
         """The contributors of a request that is in order: at least two, all within reach, I among them, a weight in (0, 1]."""
-        members, sigma = (wish.get("list"), wish.get("sigma")) if isinstance(wish, dict) else (None, None)
+        said: dict[str, Any] = wish if isinstance(wish, dict) else {}
+        members, sigma = said.get("list", []), said.get("sigma")
         fair = (
             isinstance(members, list)
+            and all(isinstance(m, str) for m in members)
             and len(set(members)) == len(members) >= 2
             and node.id in members
             and requester not in members
