@@ -16,6 +16,7 @@ from rich.console import Console
 from told import booked, simulate, told
 
 from kilter import wire
+from kilter.engines import calls
 from kilter.engines import desk as desks
 from kilter.engines import grid as grids
 from kilter.engines.grid import GridDesk
@@ -156,3 +157,25 @@ def test_a_letter_in_one_piece_is_whole_or_refused() -> None:
             apart(bad)
     with pytest.raises(wire.Malformed, match="at most 2"):
         apart(letter, largest=2)
+
+
+def test_a_call_that_brings_no_answer_is_made_again(
+    place: Callable[..., Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine with remote calls: one fails, one brings nonsense, the next finds the site here."""
+    monkeypatch.setattr(calls, "LOOK", 0.02)
+    here = place(method="fedavg")
+    site = site_of({"data": here.folder / "a.npz", "state-dir": here.folder / "state"}, "a")
+    tries: list[str] = []
+
+    def call(name: str, letter: bytes) -> Any:
+        tries.append(name)
+        if len(tries) == 1:
+            raise TimeoutError
+        return "hello" if len(tries) == 2 else answered(site, letter)
+
+    desk = calls.CallDesk(call, ["a"])
+    with desk.changed:
+        assert desk.changed.wait_for(lambda: "a" in desk.links, 20)
+    assert tries == ["a"] * 3
+    desk.close()

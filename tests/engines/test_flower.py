@@ -127,7 +127,7 @@ class Flower:
             (found,) = self.flwr("list", "--run-id", str(number))["runs"]
             if found["status"].startswith("finished"):
                 return str(found["status"])
-            time.sleep(5)
+            time.sleep(10)
         raise AssertionError(f"the run did not end: {self.said('superlink.log')()}")
 
     def said(self, log: str) -> Any:
