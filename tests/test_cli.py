@@ -71,6 +71,8 @@ def test_what_is_typed_beside_a_file_wins(kilter, tmp_path):
         (["run", "--set", "mu"], "NAME=VALUE"),
         (["run", "--clients", "5000", "--workers", "1"], "clients"),
         (["run", "--workers", "many"], "--workers"),
+        (["run", "--runtime", "rai", *SMALL], "did you mean 'ray'"),
+        (["run", "--ray-address", "head:6379", *SMALL], "--runtime ray"),
         (["run", "nowhere.toml"], "cannot be read"),
         (["run", "--beta1", "0.5"], "optimiser"),
         (["run", "--data", "nowhere.npz"], "nowhere.npz"),

@@ -18,7 +18,7 @@ from rich.table import Table
 from kilter import __version__
 from kilter.core import Method
 from kilter.data import DATASETS, PARTITIONS
-from kilter.errors import Mistake
+from kilter.errors import Mistake, unknown
 from kilter.experiment import PLANS, Experiment
 from kilter.federate import federate
 from kilter.fields import comments, default, options
@@ -45,6 +45,18 @@ err = Console(stderr=True, highlight=False)
 Set = Annotated[list[str] | None, typer.Option("--set", help="a setting of the method, NAME=VALUE; may be repeated")]
 Out = Annotated[str, typer.Option(help="the run folder; default runs/METHOD-DATA-SEED", show_default=False)]
 Workers = Annotated[str, typer.Option(help="processes to train in; auto: as many as prove fastest")]
+
+Where = Annotated[str, typer.Option("--runtime", help="where steps run: simulation (on this machine) or ray")]
+RayAddress = Annotated[str, typer.Option(help="the Ray cluster, HOST:PORT; default: this machine", show_default=False)]
+
+
+def cluster(runtime: str, address: str) -> str | None:
+    """The address of the Ray cluster; None for this machine alone."""
+    if runtime not in ("simulation", "ray"):
+        raise unknown("runtime", runtime, ["simulation", "ray"])
+    if address and runtime != "ray":
+        raise Mistake("--ray-address is the address of a Ray cluster: give --runtime ray too.")
+    return address if runtime == "ray" else None
 
 
 def worker_count(text: str) -> int | Literal["auto"]:
@@ -191,6 +203,8 @@ def run(
     settings: Set = None,
     out: Out = "",
     workers: Workers = "auto",
+    runtime: Where = "simulation",
+    ray_address: RayAddress = "",
     **given: Any,
 ) -> None:
     """Run one experiment; its folder holds everything to read, repeat and resume it."""
@@ -205,7 +219,8 @@ def run(
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise Mistake(f"'{folder}' exists and is not a run folder: choose another --out.")
-    method, fed = experiment.build(worker_count(workers))  # bad data is refused before a folder is made
+    # bad data is refused before a folder is made
+    method, fed = experiment.build(worker_count(workers), cluster(runtime, ray_address))
     with fed:
         fed.bind(method)
         store = Store(folder)
@@ -217,6 +232,8 @@ def run(
 def resume(
     folder: Annotated[Path, typer.Argument(help="a run folder")],
     workers: Workers = "auto",
+    runtime: Where = "simulation",
+    ray_address: RayAddress = "",
 ) -> None:
     """Go on with a run that was stopped; it ends as if it had not been."""
     if not (folder / "experiment.toml").is_file():
@@ -227,7 +244,7 @@ def resume(
         out.print(result_table(folder))
         out.print("This run is finished.")
         return
-    method, fed = experiment.build(worker_count(workers))
+    method, fed = experiment.build(worker_count(workers), cluster(runtime, ray_address))
     with fed:
         carry_out(experiment, method, fed, store)
 

@@ -172,20 +172,31 @@ class Experiment:
             raise Mistake(f"The partition {self.partition} gives the aggregator rows already: leave out public_file.")
         return replace(made, public=public_file(self.public_file, made.dataset))
 
-    def build(self, workers: int | Literal["auto"] = 1) -> tuple[Method, Simulation]:
-        """The method and a simulated federation for it."""
+    def build(self, workers: int | Literal["auto"] = 1, ray: str | None = None) -> tuple[Method, Simulation]:
+        """The method and a simulated federation for it: in processes of this machine, or on the Ray cluster at this address."""
         split = self.split()
         dataset = split.dataset
-        method = self.make(tuple(dataset.x.shape[1:]), len(dataset.classes), dataset.mean, dataset.std)
-        fed = Simulation(
-            split.clients,
-            bench=split.test,
-            public=split.public,
-            topology=self.topology,
-            seed=self.seed,
-            workers=workers,
-            faults=Missing(self.missing) if self.missing else None,
-        )
+        facts: dict[str, Any] = {
+            "shape": tuple(dataset.x.shape[1:]),
+            "classes": len(dataset.classes),
+            "mean": dataset.mean,
+            "std": dataset.std,
+        }
+        method = self.make(**facts)
+        common: dict[str, Any] = {
+            "bench": split.test,
+            "public": split.public,
+            "topology": self.topology,
+            "seed": self.seed,
+            "workers": workers,
+            "faults": Missing(self.missing) if self.missing else None,
+        }
+        if ray is None:
+            fed = Simulation(split.clients, **common)
+        else:
+            from kilter.runtimes.ray import Cluster
+
+            fed = Cluster(split.clients, self, address=ray, facts=facts, **common)
         fed.robust = self.robust
         return method, fed
 

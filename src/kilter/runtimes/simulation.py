@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
 import torch
 
@@ -43,6 +43,22 @@ class Missing:
 
 
 Fault = Callable[[int, int, str, str], str | None]  # (seed, round, node, step) -> a reason, or None
+
+
+class Pool(Protocol):
+    """Processes that perform steps, chunk by chunk, and give what comes of it as it comes."""
+
+    def run(
+        self,
+        name: str,
+        round: int,
+        chunks: Sequence[Sequence[str]],
+        messages: Mapping[str, Tree],
+        states: Mapping[str, State],
+        count: int | None = None,
+    ) -> Iterator[tuple[str, Done, State | None]]: ...
+
+    def close(self) -> None: ...
 
 
 class Simulation(Runtime):
@@ -85,18 +101,21 @@ class Simulation(Runtime):
         self.stack = stack
         self._width = 1  # clients trained in one computation
         self._method: Method | None = None
-        self._pool: Workers | None = None
+        self._pool: Pool | None = None
 
     def bind(self, method: Method) -> None:
         super().bind(method)
-        self.close()
+        self._dismiss()
         self._method = method
         self._width = width(method.task.init(self.seed)) if self.stack and method.task else 1
-        if self.workers > 1:
-            self._pool = Workers(self.workers, self._run_here)
-            self._pace = Pace(self.workers) if self._auto else None
+        self._pool = self.hire()
+        self._pace = Pace(self.workers) if self._pool and self._auto else None
 
-    def _run_here(
+    def hire(self) -> Pool | None:
+        """Who performs steps, if not this process."""
+        return Workers(self.workers, self.run_here) if self.workers > 1 else None
+
+    def run_here(
         self, name: str, round: int, messages: Mapping[str, Tree], states: Mapping[str, State]
     ) -> dict[str, Outcome]:
         """Perform a step at these nodes in this process: outcomes, and new states where they changed."""
@@ -119,7 +138,7 @@ class Simulation(Runtime):
     ) -> Iterator[tuple[str, Done, State | None]]:
         """Chunk by chunk in this process."""
         for chunk in chunks:
-            for i, (done, state) in self._run_here(name, round, {i: messages[i] for i in chunk}, states).items():
+            for i, (done, state) in self.run_here(name, round, {i: messages[i] for i in chunk}, states).items():
                 yield i, done, state
 
     def perform(self, name: str, messages: Mapping[str, Tree]) -> Mapping[str, Done]:
@@ -175,6 +194,9 @@ class Simulation(Runtime):
 
     def close(self) -> None:
         """Let the worker processes go."""
+        self._dismiss()
+
+    def _dismiss(self) -> None:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
