@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +92,15 @@ class Machine:
         return found
 
     def die(self) -> None:
-        for pid in self.pids():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        slay(self.pids())
         self.process.wait()
         self.log.close()
+
+
+def slay(pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -165,8 +168,7 @@ def test_a_machine_that_dies_in_the_middle_of_a_step_changes_no_bit(
         pool: Any = fed._pool
         pids = second.pids()
         until(lambda: fed.round == 3 and len(pool._busy) == 2)
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+        slay(pids)
         killed.set()
 
     def watch(record: dict[str, Any]) -> None:
