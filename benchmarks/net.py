@@ -1,8 +1,9 @@
 """Latency of `map` over gRPC with mutual TLS on loopback: a message to three sites and back, real processes.
 
-    python benchmarks/net.py [--sizes 50000 40000000] [--calls 20]
+    python benchmarks/net.py [--sizes 50000 40000000] [--calls 20] [--engine flower | nvflare]
 
-The sites echo what they are sent. Targets: at most 10 ms for 50 kB, 0.6 s for 40 MB.
+The sites echo what they are sent. Targets: at most 10 ms for 50 kB, 0.6 s for 40 MB. With an engine (to be installed; started as in
+its tests) every call is a round of a method that only sends, and the round's seconds are those of the call.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -83,9 +85,41 @@ def measure(sizes: list[int], calls: int) -> dict[str, dict[str, float]]:
     return found
 
 
+def measure_engine(name: str, sizes: list[int], calls: int) -> dict[str, dict[str, float]]:
+    """Seconds of a call by size, behind Flower or NVFlare."""
+    here = Path(__file__).resolve().parent
+    for part in ("engines", "net"):
+        sys.path.insert(0, str(here.parent / "tests" / part))
+    from place import Place
+
+    if name == "flower":
+        from test_flower import Flower as Engine
+    else:
+        from test_flare import Flare as Engine  # type: ignore[assignment]
+    folder = Path(tempfile.mkdtemp())
+    engine = Engine(folder / "engine", SITES, {"trust": f"{here / 'echo.py'}:Echo"})
+    found = {}
+    try:
+        engine.open()
+        for size in sizes:
+            count = max(3, calls if size < 10**6 else calls // 4)
+            told = {"method": f"{here / 'echo.py'}:Echo", "settings": {"size": size}, "evaluate_every": count + 1}
+            place = Place(folder / str(size), {**told, "rounds": count + 1}, SITES)
+            print(engine.run(place), file=sys.stderr)
+            took = [r["seconds"] for r in place.rounds()[1:-1]]  # not the set-up, nor the round with an evaluation
+            found[str(size)] = {"median_seconds": median(took), "best_seconds": min(took)}
+    finally:
+        engine.close()
+    return found
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[50_000, 40_000_000])
     parser.add_argument("--calls", type=int, default=20)
+    parser.add_argument("--engine", choices=["flower", "nvflare"])
     given = parser.parse_args()
-    print(json.dumps(measure(given.sizes, given.calls), indent=2))
+    found = (
+        measure_engine(given.engine, given.sizes, given.calls) if given.engine else measure(given.sizes, given.calls)
+    )
+    print(json.dumps(found, indent=2))

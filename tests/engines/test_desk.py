@@ -166,10 +166,10 @@ def test_a_call_that_brings_no_answer_is_made_again(
     monkeypatch.setattr(calls, "LOOK", 0.02)
     here = place(method="fedavg")
     site = site_of({"data": here.folder / "a.npz", "state-dir": here.folder / "state"}, "a")
-    tries: list[str] = []
+    tries: list[bytes] = []
 
     def call(name: str, letter: bytes) -> Any:
-        tries.append(name)
+        tries.append(letter)
         if len(tries) == 1:
             raise TimeoutError
         return "hello" if len(tries) == 2 else answered(site, letter)
@@ -177,5 +177,5 @@ def test_a_call_that_brings_no_answer_is_made_again(
     desk = calls.CallDesk(call, ["a"])
     with desk.changed:
         assert desk.changed.wait_for(lambda: "a" in desk.links, 20)
-    assert tries == ["a"] * 3
+    assert len(set(tries)) == 3  # no letter is like another, so its number cannot be guessed
     desk.close()

@@ -39,8 +39,7 @@ name: kilter
 description: two sites
 participants:
   - {{name: localhost, type: server, org: kilter, fed_learn_port: {port}}}
-  - {{name: a, type: client, org: kilter}}
-  - {{name: b, type: client, org: kilter}}
+{clients}
   - {{name: lead@kilter.org, type: admin, org: kilter, role: project_admin}}
 builders:
   - path: nvflare.lighter.impl.workspace.WorkspaceBuilder
@@ -55,10 +54,11 @@ builders:
 class Flare:
     """A provisioned project on loopback."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        Place(folder, {}, SITES)  # the sites' data
-        (folder / "project.yml").write_text(PROJECT.format(port=free_ports(1)[0]))
+    def __init__(self, folder: Path, sites: tuple[str, ...] = SITES, settings: dict[str, str] | None = None) -> None:
+        self.folder, self.sites, self.settings = folder, sites, settings or {}
+        Place(folder, {}, sites)  # the sites' data
+        clients = "\n".join(f"  - {{name: {site}, type: client, org: kilter}}" for site in sites)
+        (folder / "project.yml").write_text(PROJECT.format(port=free_ports(1)[0], clients=clients))
         path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
         self.env = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "HOME": str(folder)}
         self.kits = folder / "ws/kilter/prod_00"
@@ -71,15 +71,15 @@ class Flare:
 
     def open(self) -> None:
         self.nvflare("provision", "-p", "project.yml", "-w", "ws", "--force")
-        for who in ("localhost", *SITES):
+        for who in ("localhost", *self.sites):
             local = self.kits / who / "local"
             resources = json.loads((local / "resources.json.default").read_text())
-            resources["class_allow_list"] += ALLOWED["site" if who in SITES else "server"]
+            resources["class_allow_list"] += ALLOWED["site" if who in self.sites else "server"]
             (local / "resources.json").write_text(json.dumps(resources))
-            if who in SITES:
-                settings = f'data = "{self.folder}/{who}.npz"\nstate-dir = "{self.folder}/state-{who}"\n'
-                (local / "kilter.toml").write_text(settings)
-        for who in ("localhost", *SITES):
+            if who in self.sites:
+                told = {"data": f"{self.folder}/{who}.npz", "state-dir": f"{self.folder}/state-{who}", **self.settings}
+                (local / "kilter.toml").write_text("".join(f'{k} = "{v}"\n' for k, v in told.items()))
+        for who in ("localhost", *self.sites):
             with open(self.folder / f"{who}.log", "ab") as out:
                 start = ["bash", str(self.kits / who / "startup/sub_start.sh")]
                 self.running.append(
@@ -105,7 +105,7 @@ class Flare:
         """Submit, and wait until NVFlare says what became of it."""
         given = {
             "experiment": str(here.folder / "experiment.toml"),
-            "sites": ",".join(SITES),
+            "sites": ",".join(self.sites),
             "out": str(here.folder / "run"),
         }
         job.write(given, here.folder / "job")
@@ -119,7 +119,7 @@ class Flare:
         raise AssertionError(f"the run did not end: {self.said()}")
 
     def said(self) -> str:
-        return "\n".join((self.folder / f"{who}.log").read_text()[-3000:] for who in ("localhost", *SITES))
+        return "\n".join((self.folder / f"{who}.log").read_text()[-3000:] for who in ("localhost", *self.sites))
 
     def close(self) -> None:
         for one in self.running:

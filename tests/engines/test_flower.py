@@ -53,14 +53,14 @@ deadline = 600.0
 class Flower:
     """A SuperLink and its SuperNodes on loopback."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, sites: tuple[str, ...] = SITES, settings: dict[str, str] | None = None) -> None:
+        self.folder, self.sites, self.settings = folder, sites, settings or {}
         folder.mkdir()
-        tls.new(folder / "certs", ["localhost", *SITES])
-        Place(folder, {}, SITES)  # the sites' data
+        tls.new(folder / "certs", ["localhost", *sites])
+        Place(folder, {}, sites)  # the sites' data
         (folder / "app").mkdir()
         (folder / "app/pyproject.toml").write_text(APP)
-        self.ports = free_ports(1 + len(SITES))
+        self.ports = free_ports(1 + len(sites))
         home = folder / "flwr"
         home.mkdir()
         address = f'address = "localhost:{self.ports[0]}"\nroot-certificates = "{folder}/certs/ca.pem"\n'
@@ -99,7 +99,7 @@ class Flower:
         options = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
         self.start("flower-superlink", *words, *options, log="superlink.log")
         until(lambda: not socket.socket().connect_ex(("localhost", port)), 300, self.said("superlink.log"))
-        for site in SITES:
+        for site in self.sites:
             subprocess.run(
                 ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", "", "-f", f"key-{site}"],
                 cwd=self.folder,
@@ -109,9 +109,9 @@ class Flower:
             self.join(site)
 
     def join(self, site: str) -> None:
-        here, port = self.folder, self.ports[1 + SITES.index(site)]
+        here, port = self.folder, self.ports[1 + self.sites.index(site)]
         config = {"name": site, "data": f"{here}/{site}.npz", "state-dir": f"{here}/state-{site}"}
-        config["tls"] = f"{here}/certs/{site}"
+        config |= {"tls": f"{here}/certs/{site}", **self.settings}
         words = ["--superlink", f"localhost:{self.ports[0]}", "--root-certificates", "certs/ca.pem"]
         words += ["--auth-supernode-private-key", f"key-{site}", "--port", str(port)]
         words += ["--node-config", " ".join(f'{k}="{v}"' for k, v in config.items())]
@@ -119,7 +119,11 @@ class Flower:
 
     def run(self, here: Place) -> str:
         """Submit, and wait until Flower says what became of it; the exit code would not tell."""
-        given = {"experiment": here.folder / "experiment.toml", "sites": ",".join(SITES), "out": here.folder / "run"}
+        given = {
+            "experiment": here.folder / "experiment.toml",
+            "sites": ",".join(self.sites),
+            "out": here.folder / "run",
+        }
         words = " ".join(f'{k}="{v}"' for k, v in given.items())
         number = self.flwr("run", "app", "--run-config", words)["run-id"]
         end = time.monotonic() + WAIT

@@ -7,6 +7,7 @@ Whose answer it is, the engine says; what the answer says of itself is only chec
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Collection
@@ -43,7 +44,7 @@ class Desk(Links):
             self._terms[name] = head
         elif name in self.links and name in self._terms:
             self.traffic["out"] += len(body)
-            self.post(name, together({**head, "terms": self._terms[name]}, body))
+            self.post(name, _once({**head, "terms": self._terms[name]}, body))
 
     def present(self, names: Collection[str]) -> None:
         """Who the engine can reach just now: newcomers are asked who they are, and who is gone is gone."""
@@ -54,7 +55,7 @@ class Desk(Links):
                 wanted = name in (self.allowed or ()) and name not in self.links and name not in self._asked
                 if wanted and time.monotonic() >= self._again.get(name, 0.0):
                     self._asked.add(name)
-                    self.post(name, together({"kind": "hello"}))
+                    self.post(name, _once({"kind": "hello"}))
 
     def heard(self, name: str, letter: bytes) -> None:
         """The answer of a site that the engine knows by this name."""
@@ -104,3 +105,8 @@ class Desk(Links):
         self._pause[name] = min(2 * pause, LONGEST_PAUSE)
         self.note(f"{name}: {why}")
         self.changed.notify_all()
+
+
+def _once(head: Head, body: bytes = b"") -> bytes:
+    """A letter like no other, so that an engine's number for it (Flower's is a digest) cannot be guessed by another site."""
+    return together({**head, "nonce": secrets.token_hex(16)}, body)
