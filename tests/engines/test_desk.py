@@ -23,6 +23,7 @@ from kilter.engines.grid import GridDesk
 from kilter.engines.settings import lead_of, site_of
 from kilter.engines.visit import answered
 from kilter.errors import Mistake
+from kilter.net import lead as leads
 from kilter.net.frames import apart, together
 
 
@@ -43,8 +44,10 @@ def lead(here: Place, grid: FakeGrid, **settings: Any) -> Path:
     folder = here.folder / "run"
     plain = {"experiment": here.folder / "experiment.toml", "sites": ",".join(here.sites), "out": folder, **settings}
     made = lead_of(plain)
-    made.run(GridDesk(grid, envelope, made.sites, made.deadline), "server", Console(file=StringIO()))
-    made.store.close()
+    try:
+        made.run(GridDesk(grid, envelope, made.sites, made.deadline), "server", Console(file=StringIO()))
+    finally:
+        made.store.close()
     return folder
 
 
@@ -56,8 +59,10 @@ def test_a_blind_relay_through_an_engine_gives_the_numbers_of_the_simulation(pla
     assert told(real) == told(simulated)
 
 
-def test_a_node_that_errs_or_restarts_is_asked_again_and_the_numbers_stay(place: Callable[..., Place]) -> None:
-    """Replies get lost after the step was carried out: what was done is not done twice."""
+def test_what_errs_or_restarts_goes_on_and_the_numbers_stay(
+    place: Callable[..., Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replies get lost after the step was carried out, and the run is started again after a round: nothing is done twice."""
     here = place(method="scaffold")
 
     def meddle(name: str, count: int, reply: Any) -> Any:
@@ -68,7 +73,15 @@ def test_a_node_that_errs_or_restarts_is_asked_again_and_the_numbers_stay(place:
             return None
         return reply
 
+    def interrupt(progress: Any, record: dict[str, Any]) -> None:
+        if record["round"] == 1:
+            raise KeyboardInterrupt
+
     grid = FakeGrid(here, meddle=meddle)
+    with monkeypatch.context() as patched:
+        patched.setattr(leads.Progress, "see", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            lead(here, grid)
     real = lead(here, grid)
     simulated = simulate(here)
     assert booked(real) == booked(simulated)
