@@ -11,12 +11,13 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 import table
+from work import WORKS
 
 COLOURS = {
     "kilter": "#0b6e4f",
     "flwr": "#f4a259",
-    "pfl": "#5b8e7d",
-    "fluke": "#8cb369",
+    "pfl": "#9b6db0",
+    "fluke": "#4a7fb5",
     "hand": "#9a9a9a",
     "hand-cl": "#5c5c5c",
 }
@@ -26,7 +27,7 @@ NAMES = {
     "pfl": "pfl",
     "fluke": "fluke",
     "hand": "plain loop",
-    "hand-cl": "plain loop, channels_last",
+    "hand-cl": "plain loop,\nchannels_last",
 }
 
 
@@ -53,8 +54,9 @@ def speed(found: Mapping[str, Sequence[table.Line]], path: Path) -> None:
         for k, p in enumerate(shown):
             text = f" {table.short(chosen[p].seconds)} s" + (f"  ({times[p]:.1f}x)" if p in times else "")
             ax.text(chosen[p].most, k, text, va="center", fontsize=8)
-        ax.set_xlim(0, 1.55 * max(chosen[p].most for p in shown))
-        ax.set_title(work, fontsize=10, loc="left")
+        ax.set_xlim(0, 1.75 * max(chosen[p].most for p in shown))
+        w = WORKS[work]
+        ax.set_title(f"{work}: {w.model}, {w.sampled} of {w.clients:,} clients", fontsize=9, loc="left")
         ax.tick_params(labelsize=8)
         ax.spines[["top", "right"]].set_visible(False)
     figure.supxlabel("seconds a round (median, least to most); in brackets: times Kilter's", fontsize=9)
@@ -73,14 +75,13 @@ def growth(found: Mapping[int, Sequence[table.Line]], path: Path) -> None:
             "color": COLOURS[peer],
             "marker": "o",
             "markersize": 4,
-            "label": name,
+            "label": name.replace("\n", " "),
             "lw": 2.4 if peer == "kilter" else 1.2,
         }
         left.plot(list(at), [line.seconds for line in at.values()], **style)
         right.plot(list(at), [line.rss / 2**30 for line in at.values()], **style)
     for ax, what in ((left, "seconds a round"), (right, "peak memory, GB (RSS, all processes)")):
         ax.set_xscale("log")
-        ax.set_yscale("log")
         ax.set_xticks(list(found), [f"{n:,}" for n in found])
         ax.minorticks_off()
         ax.set_xlabel("clients (100 of them, or all, in a round)", fontsize=9)
@@ -89,6 +90,8 @@ def growth(found: Mapping[int, Sequence[table.Line]], path: Path) -> None:
         ax.tick_params(labelsize=8)
         ax.grid(alpha=0.25)
         ax.spines[["top", "right"]].set_visible(False)
+    left.set_yscale("log")
+    right.set_ylim(bottom=0)
     left.legend(fontsize=8, frameon=False)
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -19,7 +19,7 @@ from pfl.callback.base import TrainingProcessCallback
 from pfl.data.federated_dataset import FederatedDataset
 from pfl.data.pytorch import PyTorchTensorDataset
 from pfl.data.user_state import InMemoryUserStateStorage
-from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
+from pfl.hyperparam import NNTrainHyperParams
 from pfl.internal.ops.selector import get_framework_module
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
@@ -110,6 +110,6 @@ elif work.method == "scaffold":
 else:
     algorithm, params = FederatedAveraging(), NNAlgorithmParams(**common)
 local = NNTrainHyperParams(local_learning_rate=LR, local_num_epochs=1, local_batch_size=BATCH)
-algorithm.run(params, SimulatedBackend(data, data), model, local, NNEvalHyperParams(local_batch_size=None), [Told()])
+algorithm.run(params, SimulatedBackend(data, data), model, local, None, [Told()], send_metrics_to_platform=False)
 if ops.distributed.global_rank == 0:
     watch.end(accuracy=accuracy(net.net, given.folder, work.data))

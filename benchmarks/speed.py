@@ -229,7 +229,8 @@ def turns(a: argparse.Namespace, works: Sequence[str]) -> Iterator[tuple[str, in
     for work in works:
         for rep in range(1, a.reps + 1):
             for peer in a.peers:
-                if WORKS[work].method in PEERS[peer].methods:
+                same = peer == "hand-cl" and WORKS[work].model == "mlp"  # no layout to choose
+                if WORKS[work].method in PEERS[peer].methods and not same:
                     yield work, rep, peer
 
 
