@@ -19,7 +19,7 @@ def derive(*parts: int | str) -> int:
     >>> derive(0, 1, "a", "train") == derive(0, 11, "", "atrain")
     False
     """
-    text = "\x1f".join(f"{type(p).__name__}:{p}" for p in parts)
+    text = "\x1f".join([f"{type(p).__name__}:{p}" for p in parts])
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 

@@ -143,23 +143,39 @@ def _filled(tree: Tree, slots: Sequence[Tensor]) -> Tree:
     return tree
 
 
-def _gather(rows: Sequence[Rows], at: Sequence[Tensor]) -> Batch:
+@dataclass(frozen=True)
+class _Batch:
+    """One client's rows in one step."""
+
+    size: int
+    at: Tensor  # positions in its Rows
+    numbers: Tensor  # and in the tables
+
+
+def _batches(fit: Fit) -> list[_Batch]:
+    """One client's steps. Its rows are looked up for all of them at once: that takes little longer than for one."""
+    steps = [torch.arange(len(fit.rows)) if isinstance(at, slice) else at for at in batches(fit)]
+    if not steps:
+        return []
+    sizes = [len(at) for at in steps]
+    return [_Batch(*b) for b in zip(sizes, steps, fit.rows.index[torch.cat(steps)].split(sizes), strict=True)]
+
+
+def _gather(rows: Sequence[Rows], step: Sequence[_Batch]) -> Batch:
     """The batches of several clients, (clients, rows, ...)."""
     first = rows[0]
     batch: Batch = {}
+    numbers = torch.stack([b.numbers for b in step])
     for name, table in first.tables.items():
         if all(r.tables[name] is table for r in rows):
-            batch[name] = as_float(table[torch.stack([r.index[i] for r, i in zip(rows, at, strict=True)])])
+            # index_select copies whole rows, which is three times as fast as table[numbers]
+            found = table.index_select(0, numbers.flatten()).unflatten(0, numbers.shape)
         else:
-            batch[name] = as_float(torch.stack([r.tables[name][r.index[i]] for r, i in zip(rows, at, strict=True)]))
+            found = torch.stack([r.tables[name].index_select(0, b.numbers) for r, b in zip(rows, step, strict=True)])
+        batch[name] = as_float(found)
     for name in first.own:
-        batch[name] = torch.stack([r.own[name][i] for r, i in zip(rows, at, strict=True)])
+        batch[name] = torch.stack([r.own[name][b.at] for r, b in zip(rows, step, strict=True)])
     return batch
-
-
-def _positions(fit: Fit) -> list[Tensor]:
-    every = torch.arange(len(fit.rows))
-    return [every if isinstance(at, slice) else at for at in batches(fit)]
 
 
 def _runs(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -177,7 +193,7 @@ def _train(fits: Sequence[Fit]) -> list[Fitted]:
     # Longest first, equally long ones side by side: neighbours then have equal batches in most steps.
     order = sorted(range(len(fits)), key=lambda k: -len(fits[k].rows))
     fits = [fits[k] for k in order]
-    rows, positions = [f.rows for f in fits], [_positions(f) for f in fits]
+    rows, steps = [f.rows for f in fits], [_batches(f) for f in fits]
     generators = [torch.Generator().manual_seed(f.seed) for f in fits]
     params = {k: torch.stack([f.params[k] for f in fits]) for k in fits[0].params}
     names = trainable(fits[0])
@@ -193,11 +209,11 @@ def _train(fits: Sequence[Fit]) -> list[Fitted]:
             rows = dict(zip(batch, islice(own, len(batch)), strict=True))
             return loss(w, rows, _filled(ctx, list(own)))
 
-    for t in range(1, max(map(len, positions)) + 1):
-        for a, b in _runs([len(p[t - 1]) if len(p) >= t else 0 for p in positions]):
+    for t in range(1, max(map(len, steps)) + 1):
+        for a, b in _runs([own[t - 1].size if len(own) >= t else 0 for own in steps]):
             here = {k: v[a:b].detach() for k, v in params.items()}
             leaves = [here[k].requires_grad_() for k in names]
-            batch = _gather(rows[a:b], [p[t - 1] for p in positions[a:b]])
+            batch = _gather(rows[a:b], [own[t - 1] for own in steps[a:b]])
             chance = generators[a:b]
             losses = for_all(b - a, one, [*here.values(), *batch.values(), *(s[a:b] for s in slots)])
             # Each client's loss is a function of its own parameters alone: the sum's gradient is everyone's own.
@@ -214,8 +230,8 @@ def _train(fits: Sequence[Fit]) -> list[Fitted]:
     }
     done: list[Fitted] = [None] * len(fits)  # type: ignore[list-item]
     for i, k in enumerate(order):
-        steps = len(positions[i])
-        done[k] = Fitted({name: part[i] for name, part in parts.items()}, float(totals[i]) / max(steps, 1), steps)
+        n = len(steps[i])
+        done[k] = Fitted({name: part[i] for name, part in parts.items()}, float(totals[i]) / max(n, 1), n)
     return done
 
 
