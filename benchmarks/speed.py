@@ -28,15 +28,14 @@ from typing import Any
 
 import pictures
 import table
-from work import WORKS, Work, convert
+from work import WORKS, convert
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 VENVS = HERE / ".venvs"
-BARS = ("W1", "W2", "W3", "W4")
 GROWTH = tuple(w for w in WORKS if w.startswith("G"))
 LIMIT = 1800  # seconds after which a run is broken off
-TRIAL = 64  # images of each client in a trial, by which W4's settings are chosen
+TRIAL = 32  # images of each client in a trial, by which W4's settings are chosen
 
 
 @dataclass(frozen=True)
@@ -202,17 +201,22 @@ def measure(name: str, work: str, threads: int, data: Path, smaller: dict[str, i
 # ---- all of them ----
 
 
-def settings(name: str, work: Work, data: Path, label: str, tried: Path, smaller: dict[str, int]) -> list[int]:
-    """Thread settings to measure. Of the ResNet, which takes minutes a round, only the one that a short trial found faster."""
-    if label.startswith("G"):
-        return [2]
-    if work.model != "resnet":
+def settings(name: str, label: str, data: Path, measured: Path, smaller: dict[str, int]) -> list[int]:
+    """Thread settings to measure: both; where that would take long, the one that was faster on like work.
+
+    W5 and the growth curve go by W1 and W3 where these have been measured, the ResNet by a short trial.
+    """
+    if label.startswith(("W5", "G")):
+        like = "W1" if label.startswith("W5") else "W3"
+        runs = [json.loads(f.read_text()) for f in measured.glob(f"{like}-{name}-[12]-*.json")]
+        return [table.best(table.lines(runs))[name].threads if runs else 2]
+    if WORKS[label].model != "resnet":
         return [1, 2]
     seconds = {}
     for threads in (1, 2):
-        file = tried / f"{label}-{name}-{threads}-trial.json"
+        file = measured / f"{label}-{name}-{threads}-trial.json"
         if not file.is_file():
-            kept(file, measure(name, label, threads, data, {**smaller, "images": TRIAL, "rounds": 2}))
+            kept(file, measure(name, label, threads, data, {"images": TRIAL, "rounds": 1}))
         seconds[threads] = table.steady(json.loads(file.read_text()))
     return [min(seconds, key=lambda t: seconds[t])]
 
@@ -227,7 +231,7 @@ def kept(file: Path, run: dict[str, Any]) -> None:
 def turns(a: argparse.Namespace, works: Sequence[str]) -> Iterator[tuple[str, int, str]]:
     """(work, repetition, peer), peers in turns within each repetition."""
     for work in works:
-        for rep in range(1, a.reps + 1):
+        for rep in range(1, (1 if work in GROWTH else a.reps) + 1):
             for peer in a.peers:
                 same = peer == "hand-cl" and WORKS[work].model == "mlp"  # no layout to choose
                 if WORKS[work].method in PEERS[peer].methods and not same:
@@ -331,7 +335,7 @@ def page(about: dict[str, Any], found: dict[str, list[table.Line]], notes: Seque
         "its own beginning. Nothing is evaluated in timed rounds; accuracy is that of the last model on 2,000 test images. Who "
         "trains in a round is drawn by each peer, so losses and accuracies are close but not equal.\n"
         f"- Threads: 1, or 2, which means for {means}. In W4 only the setting that a trial with {TRIAL} images a client found "
-        "faster; in the growth curve only 2.\n"
+        "faster; in W5 and in the growth curve (measured once) only the one that was faster on W1 and on W3.\n"
         "- Start-up: from the process's start, imports and Ray's start included, to the end of the first round. Memory: of the "
         "peer's whole family of processes, read from /proc five times a second; RSS summed counts pages that processes share "
         "once for each of them (so do forked workers' data), PSS once.\n"
@@ -383,15 +387,13 @@ def main() -> None:
                 convert(source, Path(data), name)
             for peer in a.peers:
                 python(peer)
-            done: set[Path] = set()
             for work, rep, peer in turns(a, a.works):
-                for threads in settings(peer, WORKS[work], Path(data), work, measured, smaller):
+                for threads in settings(peer, work, Path(data), measured, smaller):
                     file = measured / f"{work}-{peer}-{threads}-{rep}.json"
                     if file.is_file() and not a.again and json.loads(file.read_text())["commit"] == commit():
                         continue
                     run = measure(peer, work, threads, Path(data), smaller)
                     kept(file, run)
-                    done.add(file)
                     print(f"{work} {rep}/{a.reps} {peer} x{threads}: {table.steady(run):.3f} s a round", flush=True)
     write(folder, measured, smaller)
 
