@@ -275,7 +275,7 @@ def write(folder: Path, measured: Path, smaller: dict[str, int]) -> None:
     versions = {p: version(p) for p in peers}
     about = {
         "machine": machine(),
-        "command": "make bench" if not any(smaller.values()) else "python " + " ".join(sys.argv),
+        "command": "make bench" if len(sys.argv) == 1 else " ".join(["python", *sys.argv]),
         "commit": sorted({r["commit"] for r in runs}),
         "measured": [min(r["at"] for r in runs), max(r["at"] for r in runs)],
         "python": platform.python_version(),
