@@ -370,7 +370,10 @@ LIES: dict[str, tuple[dict[str, Any], str]] = {
     "negative weights": ({"theta": torch.tensor([[-1.0, 1, 1], [2, 1, 1]] + [[0, 0, 0]] * 3).double()}, "weights"),
     "not a number": ({"theta": torch.full((5, 3), float("nan")).double()}, "finite"),
     "10^12 rows": ({"rows": 10**12}, "number of rows"),
-    "means far off": ({"theta": torch.tensor([[1, 1e6, 1]] + [[0.0, 0, 0]] * 4).double()}, "means outside|absurdly large"),
+    "means far off": (
+        {"theta": torch.tensor([[1, 1e6, 1]] + [[0.0, 0, 0]] * 4).double()},
+        "means outside|absurdly large",
+    ),
     "other classes": ({"classes": 7, "theta": torch.tensor([[1, 0, 1]] + [[0.0, 0, 0]] * 4).double()}, "7 classes"),
     "another shape": ({"theta": torch.zeros(2, 2).double()}, "shape|not an array"),
     "words": ({"rows": "many"}, "shape|number of rows"),
