@@ -27,8 +27,8 @@ class FedDisk(Method):
     As printed: rule="odds" (also "prob", and the authors' scripts' "minmax2" and "tri"), by a judge that tells q_k's outputs from
     p's on the same rows. That is no density ratio: the better the judge, the more equal the weights. As intended: "llr", the
     tempered ratio (p/q_k)^tau of the two models, or "dre", a judge of the client's rows against rows drawn from p.
-    Measured (experiments/feddisk): no rule, nor the oracle on raw data, beats FedAvg; `dre` loses on noisy digits. So the default, llr
-    with a small tau, is the one that is sound, needs no judge and does no harm; large taus lose by variance.
+    Measured (experiments/feddisk): no rule, nor the oracle on raw data, beats FedAvg; `dre` loses on noisy digits. So the
+    default, llr with a small tau, is the one that is sound, needs no judge and does no harm; large taus lose by variance.
 
     A density model is judged by those who receive it, in the next round, so its validation costs no traffic. Between peers
     nobody can call a halt: all density rounds are run, and each keeps the best of its neighbourhood.
