@@ -10,6 +10,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 
+def accuracy(found: tuple[float, float | None] | None) -> str:
+    """Mean and deviation in per cent.
+
+    >>> accuracy((0.51, 0.012)), accuracy((0.51, None)), accuracy(None)
+    ('51.0 ± 1.2', '51.0', '-')
+    """
+    if found is None:
+        return "-"
+    mean, std = found
+    return f"{100 * mean:.1f}" + (f" ± {100 * std:.1f}" if std is not None else "")
+
+
 def size(n: float) -> str:
     """Bytes for people: powers of 1000.
 

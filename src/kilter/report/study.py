@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kilter.report.progress import size
+from kilter.report.progress import accuracy, size
 from kilter.report.study_detail import by_class, variants
 from kilter.study.measures import CONFIDENCE, FEWEST, LEVEL, RESAMPLES, Difference
 from kilter.study.results import CellResult, Line, Results
@@ -31,18 +31,6 @@ class Sheet:
 
 
 # Numbers for people ---------------------------------------------------------------------------------------------------
-
-
-def accuracy(found: tuple[float, float | None] | None) -> str:
-    """Mean and deviation in per cent.
-
-    >>> accuracy((0.51, 0.012)), accuracy((0.51, None)), accuracy(None)
-    ('51.0 ± 1.2', '51.0', '-')
-    """
-    if found is None:
-        return "-"
-    mean, std = found
-    return f"{100 * mean:.1f}" + (f" ± {100 * std:.1f}" if std is not None else "")
 
 
 def difference(d: Difference | None) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kilter.errors import Mistake
+from kilter.report.progress import accuracy
 from kilter.study.measures import mean_std
 from kilter.study.results import CellResult, Results
 
@@ -44,8 +45,5 @@ def class_names(results: Results, cell: CellResult) -> Sequence[str]:
 
 
 def _over(found: Sequence[float]) -> str:
-    """Mean and deviation over seeds."""
-    if not found:
-        return "-"
-    mean, std = mean_std([100 * v for v in found])
-    return f"{mean:.1f}" + (f" ± {std:.1f}" if std is not None else "")
+    """Mean and deviation over seeds, in per cent."""
+    return accuracy(mean_std(found) if found else None)
