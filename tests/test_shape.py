@@ -18,10 +18,6 @@ from kilter.core import Method
 from kilter.methods import find, methods
 
 ROOT = Path(kilter.__file__).parent
-CORE = [
-    "chance", "core", "errors", "evaluation", "federate", "ledger", "metrics", "params", "plugin", "store", "tasks", "topology",
-    "train", "wire", "runtimes.base", "runtimes.host", "runtimes.simulation", "runtimes.workers",
-]  # fmt: skip
 
 
 def code_lines(source: str) -> int:
@@ -78,8 +74,15 @@ def test_a_method_is_a_final_frozen_dataclass_that_says_what_it_keeps_and_sends(
     assert find(name) is kind
 
 
-@pytest.mark.parametrize("name", CORE)
+WITH_EXAMPLES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in ROOT.rglob("*.py")
+    if "    >>> " in path.read_text()
+)
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_examples_in_docstrings_run(name: str) -> None:
-    module = importlib.import_module(f"kilter.{name}")
+    module = importlib.import_module(f"kilter.{name.removesuffix('.__init__')}")
     failed, _ = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     assert failed == 0

@@ -155,7 +155,7 @@ def alphas(f: Floats, n: Floats, mode: str = "blend", eps: float = 1e-2, g: floa
     """alpha_k from masses f (nodes, classes) and amounts n: at least 0, their sum is 1.
 
     >>> alphas(np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([100.0, 900.0])).round(3).tolist()
-    [0.213, 0.787]
+    [0.21, 0.79]
     """
     p, kl = n / n.sum(), divergences(smoothed(f, eps), n)
     score = {"blend": p * (1 + g * kl), "kl": kl, "code": kl - np.log(p)}[mode]

@@ -21,7 +21,7 @@ def duration(seconds: float | None) -> str:
     """Seconds for people.
 
     >>> duration(42), duration(200), duration(7300), duration(None)
-    ('42 s', '3 min 20 s', '2 h 2 min', 'not yet known')
+    ('42 s', '3 min 20 s', '2 h 1 min', 'not yet known')
     """
     if seconds is None:
         return "not yet known"
