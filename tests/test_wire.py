@@ -277,6 +277,29 @@ def test_not_finite_names_the_first_place() -> None:
     assert wire.not_finite(float("inf")) == "its value"
 
 
+@given(trees)
+def test_one_look_sees_what_many_would(tree: object) -> None:
+    for _ in range(2):  # the second time its outline is known
+        found = wire.facts(tree)
+        assert (found.size, found.signature) == (0 if tree is None else len(wire.encode(tree)), wire.signature(tree))
+        assert found.bad == wire.not_finite(tree)
+
+
+def test_one_look_does_not_mistake_trees_for_each_other() -> None:
+    alike = [
+        {"w": torch.ones(2), "n": n} for n in (1, 1.0, True, 10, "1", None, b"1", [1], (1,), -0.0, 0.0, float("nan"))
+    ]
+    alike += [{"w": torch.ones(2).double(), "n": 1}, {"v": torch.ones(2), "n": 1}, {"w": torch.ones(3), "n": 1}]
+    for tree in alike * 2:
+        assert wire.facts(tree)[:2] == (len(wire.encode(tree)), wire.signature(tree))
+        assert wire.facts(tree).bad == wire.not_finite(tree)
+
+
+def test_numbers_whose_squares_overflow_are_still_finite() -> None:
+    assert wire.facts({"w": torch.tensor([1e30, -1e30])}).bad is None
+    assert wire.facts({"w": torch.tensor([1e30, torch.nan])}).bad == "w"
+
+
 # No pickles -----------------------------------------------------------------------------------------------------------
 
 SOURCES = sorted(Path(kilter.__file__).parent.rglob("*.py"))

@@ -5,10 +5,13 @@ A number drawn for (seed, round, node, step) is the same whatever the number of 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 import numpy as np
 import torch
+
+SEPARATOR = b"\x1f"
 
 
 def derive(*parts: int | str) -> int:
@@ -19,8 +22,30 @@ def derive(*parts: int | str) -> int:
     >>> derive(0, 1, "a", "train") == derive(0, 11, "", "atrain")
     False
     """
-    text = "\x1f".join([f"{type(p).__name__}:{p}" for p in parts])
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+    return _number(blake2b(_text(parts), digest_size=8))
+
+
+def derive_each(before: Sequence[int | str], names: Iterable[str], *after: int | str) -> list[int]:
+    """[derive(*before, name, *after) for name in names], in half the time.
+
+    >>> derive_each([0, 1], ["a", "b"], "train") == [derive(0, 1, i, "train") for i in "ab"]
+    True
+    """
+    begun, end = blake2b(_text(before) + SEPARATOR, digest_size=8), SEPARATOR + _text(after)
+    found = []
+    for name in names:
+        own = begun.copy()
+        own.update(f"str:{name}".encode() + end)
+        found.append(_number(own))
+    return found
+
+
+def _text(parts: Iterable[int | str]) -> bytes:
+    return SEPARATOR.join([f"{type(p).__name__}:{p}".encode() for p in parts])
+
+
+def _number(of: blake2b) -> int:
+    return int.from_bytes(of.digest(), "little") >> 1
 
 
 def generator(*parts: int | str) -> torch.Generator:

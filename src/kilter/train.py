@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Self
 
 import torch
@@ -21,7 +22,7 @@ from kilter.core import Fit, Params
 from kilter.errors import Mistake
 from kilter.layout import channels_inside
 from kilter.params import BUFFER
-from kilter.stacking.chance import Draws
+from kilter.stacking.chance import Dice, Draws
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +38,7 @@ class Plan(ABC):
 
     def steps(self, rows: int) -> int:
         """How many steps a node with this many rows takes."""
-        lone = self.batch > 1 and rows > self.batch and rows % self.batch == 1  # see `batches`
-        return self.epochs * (math.ceil(rows / self.batch) - lone if self.batch else 1)
+        return self.epochs * len(lengths(rows, self.batch))
 
     def at(self, round: int) -> Self:
         """The plan of this round."""
@@ -118,22 +118,39 @@ class Fitted:
     steps: int
 
 
-def batches(fit: Fit) -> Iterator[Tensor | slice]:
-    """Positions of each step's rows: every epoch a new order, from the fit's own seed.
+@cache
+def lengths(rows: int, batch: int) -> tuple[int, ...]:
+    """The numbers of rows of an epoch's steps. A last row that would be alone joins the batch before it: BatchNorm cannot learn
+    from one.
 
-    A last row that would be alone joins the batch before it: BatchNorm cannot learn from one.
+    >>> lengths(70, 32), lengths(65, 32), lengths(20, 32)
+    ((32, 32, 6), (32, 33), (20,))
     """
-    n, size = len(fit.rows), fit.plan.batch
+    if not batch or batch >= rows:
+        return (rows,)
+    whole, rest = divmod(rows, batch)
+    if rest == 1 and batch > 1:
+        return (batch,) * (whole - 1) + (batch + 1,)
+    return (batch,) * whole + ((rest,) if rest else ())
+
+
+def order(fit: Fit) -> Tensor:
+    """The positions of all steps' rows, one after another: every epoch a new order, from the fit's own seed."""
+    n, size, epochs = len(fit.rows), fit.plan.batch, fit.plan.epochs
+    if not size or size >= n:
+        return torch.arange(n).repeat(epochs)
     rng = generator(fit.seed, "batches")
-    for _ in range(fit.plan.epochs):
-        if not size or size >= n:
-            yield slice(None)
-            continue
-        order = torch.randperm(n, generator=rng)
-        cut = n - 1 - size if size > 1 and n % size == 1 else n
-        yield from order[:cut].split(size) if cut else ()
-        if cut < n:
-            yield order[cut:]
+    found = [torch.randperm(n, generator=rng) for _ in range(epochs)]
+    return found[0] if epochs == 1 else torch.cat(found) if found else torch.arange(0)
+
+
+def batches(fit: Fit) -> Iterator[Tensor | slice]:
+    """Positions of each step's rows."""
+    sizes = lengths(len(fit.rows), fit.plan.batch)
+    if not fit.plan.batch or fit.plan.batch >= len(fit.rows):
+        yield from [slice(None)] * fit.plan.epochs
+    else:
+        yield from order(fit).split(sizes * fit.plan.epochs)
 
 
 def trainable(fit: Fit) -> list[str]:
@@ -157,7 +174,7 @@ def run_one(fit: Fit) -> Fitted:
     state = fit.plan.begin(leaves)
     total, t = torch.zeros(()), 0
     # Dropout and the like draw from the fit's own generator; what is not known there, from torch's stream, seeded alike.
-    chance = Draws(None, [torch.Generator().manual_seed(fit.seed)])
+    chance = Draws(None, [Dice(fit.seed)])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(fit.seed)
         for t, at in enumerate(batches(fit), start=1):

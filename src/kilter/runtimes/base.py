@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kilter import wire
-from kilter.chance import derive
+from kilter.chance import derive_each
 from kilter.core import (
     SERVER,
     AtNodes,
@@ -34,7 +34,7 @@ from kilter.core import (
 from kilter.errors import Mistake
 from kilter.ledger import Ledger
 from kilter.robust import robust
-from kilter.runtimes.box import Shape, absurd, look
+from kilter.runtimes.box import Shape, absurd
 from kilter.runtimes.host import Done, perform
 from kilter.topology import topology
 
@@ -128,7 +128,8 @@ class Runtime(Federation):
         if k == len(self.ids):
             return self.ids
         # Everyone draws a lot by name, so the same nodes are chosen whatever the order they are listed in.
-        return self._ordered(sorted(self.ids, key=lambda i: derive(self.seed, self.round, i, "sample"))[:k])
+        lots = dict(zip(self.ids, derive_each([self.seed, self.round], self.ids, "sample"), strict=True))
+        return self._ordered(sorted(self.ids, key=lots.__getitem__)[:k])
 
     @property
     def aggregator(self) -> str:
@@ -199,14 +200,14 @@ class Runtime(Federation):
             self.ledger.fitted(name.rpartition(":")[2], d.fits, d.seconds)
             if d.error is not None:
                 self.ledger.failed(node, name, str(d.error))
-            elif bad := wire.not_finite(reply := d.reply):
-                self.ledger.failed(node, name, f"its reply is not finite at {bad}")
+            elif (seen := wire.facts(reply := d.reply)).bad:
+                self.ledger.failed(node, name, f"its reply is not finite at {seen.bad}")
             else:
                 replies[node] = d.kept
                 if not isinstance(reply, Post):
-                    sizes[node] = wire.size(reply)
+                    sizes[node] = seen.size
                     if alike:
-                        shapes[node], norms[node] = look(reply)
+                        shapes[node], norms[node] = seen.signature, seen.norm
                 if training:
                     self.ledger.participants[node] = None
             self.ledger.notes += [{"node": node, "step": name, "note": text} for text in d.notes]

@@ -9,9 +9,9 @@ from typing import Any
 
 from kilter import wire
 from kilter.core import Method, Tree
+from kilter.wire import Facts
 
 Shape = tuple[Any, ...]
-Look = tuple[Shape, float]  # a letter's shape and its norm
 ABSURD = 1e4  # how many times as long as the others no training makes a model
 
 
@@ -22,12 +22,13 @@ def checked(box: Mapping[str, Tree], method: Method, written: str, me: str) -> t
     large beside it, unless its step says that replies are not alike.
     """
     fine, notes = dict(box), []
-    for sender, letter in box.items():
-        if bad := wire.not_finite(letter):
-            notes.append(f"the letter of {sender} is not finite at {bad}")
+    seen = {sender: wire.facts(letter) for sender, letter in box.items()}
+    for sender, found in seen.items():
+        if found.bad:
+            notes.append(f"the letter of {sender} is not finite at {found.bad}")
             del fine[sender]
     if have_one_shape(method, written):
-        for sender, why in odd_ones({sender: look(letter) for sender, letter in fine.items()}, me).items():
+        for sender, why in odd_ones({sender: seen[sender] for sender in fine}, me).items():
             notes.append(why)
             del fine[sender]
     return fine, notes
@@ -39,18 +40,14 @@ def have_one_shape(method: Method, written: str) -> bool:
     return kind == "spread" and bool(getattr(getattr(method, inner, None), "alike", True))
 
 
-def look(letter: Tree) -> Look:
-    return wire.signature(letter), wire.norm(letter)
-
-
-def odd_ones(looks: Mapping[str, Look], me: str) -> dict[str, str]:
+def odd_ones(looks: Mapping[str, Facts], me: str) -> dict[str, str]:
     """Whose letter looks otherwise than mine, or if I wrote none, than most; and how."""
     if not looks:
         return {}
     mine = looks.get(me)
-    usual = mine[0] if mine else Counter(shape for shape, _ in looks.values()).most_common(1)[0][0]
-    odd = {i: f"the letter of {i} has another shape than mine" for i, (shape, _) in looks.items() if shape != usual}
-    norms = {i: n for i, (_, n) in looks.items() if i not in odd}
+    usual = mine.signature if mine else Counter(f.signature for f in looks.values()).most_common(1)[0][0]
+    odd = {i: f"the letter of {i} has another shape than mine" for i, f in looks.items() if f.signature != usual}
+    norms = {i: f.norm for i, f in looks.items() if i not in odd}
     return odd | {i: f"the letter of {i} is absurdly large" for i in absurd(norms, me)}
 
 

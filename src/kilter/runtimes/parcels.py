@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import weakref
+from collections.abc import Sequence
 from math import prod
 from typing import BinaryIO
 
@@ -78,7 +79,7 @@ class Board:
 
 def space(tree: Tree) -> int:
     """How many bytes of room a tree's tensors take."""
-    return sum(_aligned(leaf) for _, leaf in wire.leaves(tree) if isinstance(leaf, Tensor))
+    return sum(map(_aligned, wire.tensors(tree)))
 
 
 def _aligned(array: Tensor) -> int:
@@ -89,31 +90,34 @@ def packed(tree: Tree, room: np.ndarray) -> bytes:
     """A parcel: its tensors in this room if they fit, else a letter of the wire."""
     arrays: dict[str, Tensor] = {}
     spec = wire.pack(tree, "", arrays)
-    places: dict[str, tuple[int, str, list[int]]] = {}
+    places: list[tuple[int, str, list[int]]] = []
     end = 0
-    for name, array in arrays.items():
-        places[name] = end, wire.DTYPES[array.dtype], list(array.shape)
+    for array in arrays.values():
+        places.append((end, wire.DTYPES[array.dtype], list(array.shape)))
         end += _aligned(array)
     if not arrays or end > len(room):
         return b"\0" + wire.encode(tree)
-    shared = torch.from_numpy(room)
-    for (start, _, shape), array in zip(places.values(), arrays.values(), strict=True):
-        size = array.numel() * array.element_size()
-        shared[start : start + size].view(array.dtype).view(shape).copy_(array.detach())
-    return b"\1" + json.dumps([spec, places], separators=(",", ":")).encode()
+    torch._foreach_copy_(_seats(places, room), [a.detach() for a in arrays.values()])
+    return b"\1" + json.dumps([spec, list(arrays), places], separators=(",", ":")).encode()
 
 
 def unpacked(parcel: bytes, room: np.ndarray) -> Tree:
     """What was packed. Tensors in the room are read where they lie and keep the array `room` alive."""
     if not parcel[0]:
         return wire.decode(parcel[1:])
-    spec, places = json.loads(parcel[1:])
+    spec, names, places = json.loads(parcel[1:])
+    return wire.unpack(spec, dict(zip(names, _seats(places, room), strict=True)))
+
+
+def _seats(places: Sequence[tuple[int, str, list[int]]], room: np.ndarray) -> list[Tensor]:
+    """Tensors at these places of the room: where each begins, its dtype and its shape."""
     shared = torch.from_numpy(room)
-    arrays = {}
-    for name, (start, dtype, shape) in places.items():
-        kind = wire.TORCH[dtype]
-        arrays[name] = shared[start : start + prod(shape) * kind.itemsize].view(kind).view(shape)
-    return wire.unpack(spec, arrays)
+    typed = {name: shared.view(dtype) for name, dtype in wire.TORCH.items() if any(name == p[1] for p in places)}
+    found = []
+    for start, name, shape in places:
+        at = start // typed[name].itemsize
+        found.append(typed[name][at : at + prod(shape)].view(shape))
+    return found
 
 
 def copied(tree: Tree) -> Tree:

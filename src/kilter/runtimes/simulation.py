@@ -13,13 +13,14 @@ from typing import Literal, Protocol, Self
 
 import torch
 
+from kilter import wire
 from kilter.chance import derive
 from kilter.core import Data, Mail, Method, Post, Rows, Tree
 from kilter.errors import Mistake
 from kilter.layout import keep_memory
 from kilter.runtimes.answers import Outcome, State
 from kilter.runtimes.base import Runtime, fingerprint
-from kilter.runtimes.box import Look, have_one_shape, look, odd_ones
+from kilter.runtimes.box import have_one_shape, odd_ones
 from kilter.runtimes.host import Done, perform, resolve
 from kilter.runtimes.pace import Pace, cores
 from kilter.runtimes.pile import Pile
@@ -181,12 +182,12 @@ class Simulation(Runtime):
         assert self._method is not None
         if not have_one_shape(self._method, name):
             return mail
-        seen: dict[int, Look] = {}  # the same letter to all is looked at once
+        seen: dict[int, wire.Facts] = {}  # the same letter to all is looked at once
         boxes: dict[str, dict[str, Tree]] = {}
         for me in self.ids:
             boxes[me] = dict(mail.box(me))
             for letter in boxes[me].values():
-                seen[id(letter)] = seen.get(id(letter)) or look(letter)
+                seen[id(letter)] = seen.get(id(letter)) or wire.facts(letter)
             for sender, why in odd_ones({i: seen[id(letter)] for i, letter in boxes[me].items()}, me).items():
                 self.ledger.notes.append({"node": me, "step": name, "note": why})
                 del boxes[me][sender]

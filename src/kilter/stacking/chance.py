@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +15,17 @@ Recipe = Callable[[Generator], Tensor]
 FACTORIES = (torch.rand, torch.randn, torch.randint, torch.randperm)
 LIKE = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
 FEATURES = {F.dropout1d: 1, F.dropout2d: 2, F.dropout3d: 3}  # dropout of whole channels: how many dimensions each has
+
+
+class Dice:
+    """A client's generator, made when it is first used: most losses know no chance."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    @cached_property
+    def generator(self) -> Generator:
+        return Generator().manual_seed(self._seed)
 
 
 class _Drawn(torch.autograd.Function):
@@ -33,14 +45,14 @@ class _Drawn(torch.autograd.Function):
 
 
 class Draws(TorchFunctionMode):
-    """While this is on, random functions of torch draw from these generators, one a client.
+    """While this is on, random functions of torch draw from these dice, one a client.
 
     `me` is any number that differs by client within `vmap`; None: a single client, not stacked.
     """
 
-    def __init__(self, me: Tensor | None, generators: Sequence[Generator]) -> None:
+    def __init__(self, me: Tensor | None, dice: Sequence[Dice]) -> None:
         super().__init__()
-        self.me, self.generators = me, generators
+        self.me, self.dice = me, dice
         self.own: dict[Any, Callable[..., Any]] = {F.dropout: self.dropout}
         self.own |= {f: self._factory(f) for f in FACTORIES}
         self.own |= {f: self._like(f, make) for f, make in LIKE.items()}
@@ -54,8 +66,8 @@ class Draws(TorchFunctionMode):
     def draw(self, recipe: Recipe) -> Tensor:
         """Each client's own draw."""
         if self.me is None:
-            return recipe(self.generators[0])
-        out: Tensor = _Drawn.apply(self.me, lambda: torch.stack([recipe(g) for g in self.generators]))  # type: ignore[no-untyped-call]
+            return recipe(self.dice[0].generator)
+        out: Tensor = _Drawn.apply(self.me, lambda: torch.stack([recipe(d.generator) for d in self.dice]))  # type: ignore[no-untyped-call]
         return out
 
     def _factory(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:

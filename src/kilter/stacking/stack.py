@@ -14,16 +14,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice, pairwise
+from itertools import accumulate, groupby, islice, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kilter.core import Batch, Fit, Rows, Tree, as_float
+from kilter.core import Batch, Fit, Tree, as_float
 from kilter.params import BUFFER
+from kilter.stacking.chance import Dice
 from kilter.stacking.layers import Layers, for_all
-from kilter.train import Fitted, batches, trainable
+from kilter.train import Fitted, lengths, order, trainable
 
 ALIGN = 64  # bytes: where torch's tensors begin
 LARGE = 1_000_000  # weights; from here on a single client keeps a core busy
@@ -64,8 +65,17 @@ def compose(rows: Mapping[str, int], most: int) -> list[list[str]]:
 def stacks(fits: Sequence[Fit]) -> list[list[int]]:
     """Which fits are trained together: positions, every fit in one stack."""
     alike: dict[Any, list[int]] = {}
+    known: dict[Any, list[int]] = {}  # fits often share everything but rows and seed, and then one look is enough
     for k, fit in enumerate(fits):
-        alike.setdefault(kind(fit), []).append(k)
+        of = getattr(fit.loss, "__self__", None), getattr(fit.loss, "__func__", fit.loss)
+        shared = (*of, fit.params, *fit.rows.tables.values(), fit.plan, fit.ctx, fit.train)
+        same = None if fit.rows.own else tuple(map(id, shared))
+        group = known.get(same)
+        if group is None:
+            group = alike.setdefault(kind(fit), [])
+            if same:
+                known[same] = group
+        group.append(k)
     return [part for group in alike.values() for part in even(group, width(fits[group[0]].params))]
 
 
@@ -143,38 +153,38 @@ def _filled(tree: Tree, slots: Sequence[Tensor]) -> Tree:
     return tree
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """One client's rows in one step."""
+class _Course:
+    """One client's way through its rows: which of them each step takes. They are looked up for all steps at once."""
 
-    size: int
-    at: Tensor  # positions in its Rows
-    numbers: Tensor  # and in the tables
+    def __init__(self, fit: Fit) -> None:
+        self.rows = fit.rows
+        self.sizes = lengths(len(fit.rows), fit.plan.batch) * fit.plan.epochs
+        self.ends = tuple(accumulate(self.sizes))
+        self.at = order(fit)  # positions in its Rows
+        self.numbers = fit.rows.index.index_select(0, self.at)  # and in the tables
+
+    def size(self, t: int) -> int:
+        """How many rows step t = 1, 2, ... takes; none after the last."""
+        return self.sizes[t - 1] if t <= len(self.sizes) else 0
+
+    def part(self, of: Tensor, t: int) -> Tensor:
+        return of[self.ends[t - 1] - self.sizes[t - 1] : self.ends[t - 1]]
 
 
-def _batches(fit: Fit) -> list[_Batch]:
-    """One client's steps. Its rows are looked up for all of them at once: that takes little longer than for one."""
-    steps = [torch.arange(len(fit.rows)) if isinstance(at, slice) else at for at in batches(fit)]
-    if not steps:
-        return []
-    sizes = [len(at) for at in steps]
-    return [_Batch(*b) for b in zip(sizes, steps, fit.rows.index[torch.cat(steps)].split(sizes), strict=True)]
-
-
-def _gather(rows: Sequence[Rows], step: Sequence[_Batch]) -> Batch:
-    """The batches of several clients, (clients, rows, ...)."""
-    first = rows[0]
+def _gather(courses: Sequence[_Course], t: int) -> Batch:
+    """The batches of several clients in step t, (clients, rows, ...)."""
+    first = courses[0].rows
     batch: Batch = {}
-    numbers = torch.stack([b.numbers for b in step])
+    numbers = torch.stack([c.part(c.numbers, t) for c in courses])
     for name, table in first.tables.items():
-        if all(r.tables[name] is table for r in rows):
+        if all(c.rows.tables[name] is table for c in courses):
             # index_select copies whole rows, which is three times as fast as table[numbers]
             found = table.index_select(0, numbers.flatten()).unflatten(0, numbers.shape)
         else:
-            found = torch.stack([r.tables[name].index_select(0, b.numbers) for r, b in zip(rows, step, strict=True)])
+            found = torch.stack([c.rows.tables[name].index_select(0, c.part(c.numbers, t)) for c in courses])
         batch[name] = as_float(found)
     for name in first.own:
-        batch[name] = torch.stack([r.own[name][b.at] for r, b in zip(rows, step, strict=True)])
+        batch[name] = torch.stack([c.rows.own[name][c.part(c.at, t)] for c in courses])
     return batch
 
 
@@ -191,10 +201,9 @@ def _runs(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
 def _train(fits: Sequence[Fit]) -> list[Fitted]:
     plan, loss = fits[0].plan, fits[0].loss
     # Longest first, equally long ones side by side: neighbours then have equal batches in most steps.
-    order = sorted(range(len(fits)), key=lambda k: -len(fits[k].rows))
-    fits = [fits[k] for k in order]
-    rows, steps = [f.rows for f in fits], [_batches(f) for f in fits]
-    generators = [torch.Generator().manual_seed(f.seed) for f in fits]
+    longest = sorted(range(len(fits)), key=lambda k: -len(fits[k].rows))
+    fits = [fits[k] for k in longest]
+    courses, dice = [_Course(f) for f in fits], [Dice(f.seed) for f in fits]
     params = {k: torch.stack([f.params[k] for f in fits]) for k in fits[0].params}
     names = trainable(fits[0])
     state = plan.begin([params[k] for k in names])
@@ -209,12 +218,12 @@ def _train(fits: Sequence[Fit]) -> list[Fitted]:
             rows = dict(zip(batch, islice(own, len(batch)), strict=True))
             return loss(w, rows, _filled(ctx, list(own)))
 
-    for t in range(1, max(map(len, steps)) + 1):
-        for a, b in _runs([own[t - 1].size if len(own) >= t else 0 for own in steps]):
+    for t in range(1, max(len(c.sizes) for c in courses) + 1):
+        for a, b in _runs([c.size(t) for c in courses]):
             here = {k: v[a:b].detach() for k, v in params.items()}
             leaves = [here[k].requires_grad_() for k in names]
-            batch = _gather(rows[a:b], [own[t - 1] for own in steps[a:b]])
-            chance = generators[a:b]
+            batch = _gather(courses[a:b], t)
+            chance = dice[a:b]
             losses = for_all(b - a, one, [*here.values(), *batch.values(), *(s[a:b] for s in slots)])
             # Each client's loss is a function of its own parameters alone: the sum's gradient is everyone's own.
             found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
@@ -229,8 +238,8 @@ def _train(fits: Sequence[Fit]) -> list[Fitted]:
         k: v.unbind() if v[0].numel() * v.itemsize % ALIGN == 0 else [p.clone() for p in v] for k, v in params.items()
     }
     done: list[Fitted] = [None] * len(fits)  # type: ignore[list-item]
-    for i, k in enumerate(order):
-        n = len(steps[i])
+    for i, k in enumerate(longest):
+        n = len(courses[i].sizes)
         done[k] = Fitted({name: part[i] for name, part in parts.items()}, float(totals[i]) / max(n, 1), n)
     return done
 
