@@ -64,7 +64,7 @@ def attempt(folder: Path, case: tuple[str, str, int, int], delay: float | None, 
 def timeless(tree: Any) -> Any:
     """Without what a clock said."""
     if isinstance(tree, dict):
-        return {k: timeless(v) for k, v in tree.items() if k not in ("seconds", "fit_seconds")}
+        return {k: timeless(v) for k, v in tree.items() if k not in ("seconds", "fit_seconds", "workers")}
     if isinstance(tree, AtNodes):
         return "at nodes"
     return type(tree)(map(timeless, tree)) if isinstance(tree, list | tuple) else tree

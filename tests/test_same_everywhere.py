@@ -20,7 +20,7 @@ def everything(name: str, topology: str, workers: int) -> Any:
         records = [{k: v for k, v in r.items() if k not in ("seconds", "fit_seconds")} for r in result.rounds]
         kept = {i: s for i, s in fed.states.items() if s}
         state = None if isinstance(result.state, AtNodes) else result.state
-        return records, kept, state, result.clients, result.summary | {"seconds": 0, "fit_seconds": {}}
+        return records, kept, state, result.clients, result.summary | {"seconds": 0, "fit_seconds": {}, "workers": {}}
 
 
 @pytest.mark.parametrize(("name", "topology"), [(name, t) for name in methods() for t in topologies(name)])

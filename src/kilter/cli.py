@@ -20,7 +20,6 @@ from kilter.core import Method
 from kilter.data import DATASETS, PARTITIONS
 from kilter.errors import Mistake, unknown
 from kilter.experiment import PLANS, Experiment
-from kilter.federate import federate
 from kilter.fields import comments, default, options
 from kilter.methods import methods as all_methods
 from kilter.models import MODELS
@@ -254,16 +253,7 @@ def carry_out(experiment: Experiment, method: Method, fed: Any, store: Store) ->
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         with Progress(experiment.rounds, out) as progress:
-            federate(
-                method,
-                fed,
-                experiment.rounds,
-                store=store,
-                evaluate_every=experiment.evaluate_every,
-                patience=experiment.patience,
-                watch=progress.see,
-                name=experiment.method,
-            )
+            experiment.run(method, fed, store, progress.see)
     except KeyboardInterrupt:
         err.print(f"Stopped. Go on with: kilter resume {store.folder}")
         raise typer.Exit(130) from None

@@ -23,12 +23,15 @@ from kilter.core import Method
 from kilter.data import Dataset, Split
 from kilter.data.split import public_file
 from kilter.errors import Mistake, unknown
+from kilter.federate import CHECKPOINT_SECONDS, Result, Watch, federate
 from kilter.fields import fill, own_fields
 from kilter.methods import find
 from kilter.models import build as build_model
 from kilter.models import load_weights
 from kilter.robust import parse as parse_robust
+from kilter.runtimes.base import Runtime
 from kilter.runtimes.simulation import Missing, Simulation
+from kilter.store import Store
 from kilter.tasks import Task
 from kilter.topology import topology
 from kilter.train import SGD, Adam, Plan
@@ -199,6 +202,27 @@ class Experiment:
             fed = Cluster(split.clients, self, address=ray, facts=facts, **common)
         fed.robust = self.robust
         return method, fed
+
+    def run(
+        self,
+        method: Method,
+        fed: Runtime,
+        store: Store,
+        watch: Watch | None = None,
+        checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    ) -> Result:
+        """All rounds of it, from where the store left off, wherever the federation is."""
+        return federate(
+            method,
+            fed,
+            self.rounds,
+            store=store,
+            evaluate_every=self.evaluate_every,
+            patience=self.patience,
+            watch=watch,
+            checkpoint_seconds=checkpoint_seconds,
+            name=self.method,
+        )
 
     def make(
         self,

@@ -228,6 +228,7 @@ def _finish(
         "fit_seconds": _fit_seconds(records),
         "failures": sum(len(r["failures"]) for r in records),
         "seconds": progress["seconds"],
+        "workers": {name: n for name, n in fed.shared.items() if not name.startswith(":")},
         "stopped_early": progress["stopped"],
         "last": top,
         "best": {"chosen_on": "validation", **(headline(best) or {})},

@@ -13,7 +13,6 @@ from rich.console import Console
 from kilter.core import Rows
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
-from kilter.federate import federate
 from kilter.net import terms
 from kilter.net.links import Links
 from kilter.net.peer import Peer
@@ -126,14 +125,4 @@ def rounds(experiment: Experiment, facts: Facts, fed: Star | Peer, store: Store,
             board.see(record)
             progress.see(record)
 
-        federate(
-            method,
-            fed,
-            experiment.rounds,
-            store=store,
-            evaluate_every=experiment.evaluate_every,
-            patience=experiment.patience,
-            watch=watch,
-            checkpoint_seconds=0.0,
-            name=experiment.method,
-        )
+        experiment.run(method, fed, store, watch, checkpoint_seconds=0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,12 @@ def show_result(folder: Path, console: Console) -> None:
     if made := draw(folder):
         console.print(f"Who listens to whom: {', '.join(map(str, made))}", soft_wrap=True)
     console.print(f"Files: {folder}")
+
+
+def _workers(shared: Mapping[str, int]) -> str:
+    """How many processes trained, by what `--workers auto` found or was told."""
+    found = sorted(set(shared.values()))
+    return f" on {found[-1]} worker{'s' * (found[-1] > 1)}" if found else ""
 
 
 def _phases(seconds: dict[str, float]) -> str:
@@ -72,7 +79,7 @@ def result_table(folder: Path) -> Table:
             if local
             else ""
         )
-        + f"Traffic {size(s['bytes_up'])} up, {size(s['bytes_down'])} down; {s['seconds']:.1f} s"
+        + f"Traffic {size(s['bytes_up'])} up, {size(s['bytes_down'])} down; {s['seconds']:.1f} s{_workers(s.get('workers', {}))}"
         + (f", training {_phases(s['fit_seconds'])}" if len(s.get("fit_seconds", {})) > 1 else "")
         + (f"; {s['failures']} failed calls (see rounds.jsonl)" if s["failures"] else "")
     )

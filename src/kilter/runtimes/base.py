@@ -62,6 +62,7 @@ class Runtime(Federation):
         self.public = public
         self.states: dict[str, dict[str, Tree]] = {}  # what is kept here, the aggregator's own among it
         self.changed: set[str] = set()  # whose state is newer than the last checkpoint
+        self.shared: dict[str, int] = {}  # how many processes shared each step the last time, where they do
 
     @abstractmethod
     def perform(self, name: str, messages: Mapping[str, Tree]) -> Mapping[str, Done]:

@@ -29,7 +29,6 @@ import torch
 from kilter.data import Dataset
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
-from kilter.federate import federate
 from kilter.store import Store, cannot_write, write
 from kilter.study.plan import Job
 
@@ -233,16 +232,7 @@ def run_one(experiment: Experiment, folder: Path, watch: Callable[[dict[str, Any
         store = Store(folder)
         if not (folder / "experiment.toml").exists():
             write(folder / "experiment.toml", experiment.write())
-        federate(
-            method,
-            fed,
-            experiment.rounds,
-            store=store,
-            evaluate_every=experiment.evaluate_every,
-            patience=experiment.patience,
-            watch=watch,
-            name=experiment.method,
-        )
+        experiment.run(method, fed, store, watch)
         store.close()
 
 
