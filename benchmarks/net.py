@@ -20,6 +20,7 @@ from statistics import median
 
 import torch
 
+from kilter.layout import keep_memory
 from kilter.net import tls
 from kilter.net.door import ATTEND, PROTOCOL, Door
 from kilter.net.frames import OPTIONS, cut, read
@@ -40,6 +41,7 @@ async def _echo(port: int, me: tls.Identity) -> None:
     from kilter.net.site import answer
     from kilter.runtimes.host import Done
 
+    keep_memory(large=True)  # as a site does
     options = [*OPTIONS, ("grpc.ssl_target_name_override", "server")]
     async with aio.secure_channel(f"127.0.0.1:{port}", me.for_client(), options=options) as channel:
         stream = channel.stream_stream(ATTEND)()

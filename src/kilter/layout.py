@@ -39,15 +39,17 @@ def pool_first(net: nn.Module) -> nn.Module:
     return net
 
 
-def keep_memory() -> None:
-    """Let this process keep up to 512 MB that it has freed (glibc): to get it back page by page takes longer than a layer."""
+def keep_memory(large: bool = False) -> None:
+    """Let this process keep up to 512 MB that it has freed (glibc): to get it back page by page takes longer than a layer.
+
+    `large`: arrays over 32 MB too, which glibc otherwise gives back at once: letters with large models take half the time then.
+    """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # another libc
         return
-    for setting, value in (
-        (-3, 32 << 20),
-        (-1, 512 << 20),
-        (-2, 64 << 20),
-    ):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD
+    mmap_threshold, trim_threshold, top_pad, mmap_max = -3, -1, -2, -4
+    for setting, value in ((mmap_threshold, 32 << 20), (trim_threshold, 512 << 20), (top_pad, 64 << 20)):
         mallopt(setting, value)
+    if large:
+        mallopt(mmap_max, 0)

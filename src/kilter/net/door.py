@@ -20,6 +20,7 @@ import grpc
 from grpc import aio
 
 from kilter.errors import Mistake
+from kilter.layout import keep_memory
 from kilter.net.frames import LARGEST, OPTIONS, Ended, Head, cut, read, text
 from kilter.net.links import Link, Links
 from kilter.net.terms import Facts
@@ -51,6 +52,7 @@ class Door(Links):
         allowed: Collection[str] | None,
         largest: int = LARGEST,
     ) -> None:
+        keep_memory(large=True)
         super().__init__()
         self.allowed = allowed
         self.largest = largest

@@ -21,6 +21,7 @@ import grpc
 from grpc import aio
 
 from kilter.errors import Mistake
+from kilter.layout import keep_memory
 from kilter.net.door import STATUS
 from kilter.net.frames import LARGEST, OPTIONS, Ended, Head, cut, place, read, text
 from kilter.net.tls import Identity, caller
@@ -47,6 +48,7 @@ class Office:
         identity: Identity | None,
         largest: int = LARGEST,
     ) -> None:
+        keep_memory(large=True)
         self.me, self.run, self.largest, self.identity = me, run, largest, identity
         self.others = {name: address for name, address in addresses.items() if name != me}
         self.changed = threading.Condition()

@@ -23,6 +23,7 @@ from kilter import data as kdata
 from kilter import wire
 from kilter.core import Data, Method, Node, Post, Tree
 from kilter.errors import Mistake
+from kilter.layout import keep_memory
 from kilter.net.door import ATTEND, PROTOCOL
 from kilter.net.frames import LARGEST, OPTIONS, Ended, Head, cut, place, read, text
 from kilter.net.keep import Keep
@@ -192,6 +193,7 @@ class Site:
 
 async def attend(site: Site, server: str, server_name: str, give_up: float = float("inf")) -> None:
     """Stay with the server until the run is over; dial again, ever more patiently, when the stream is lost."""
+    keep_memory(large=True)
     pause, site.met = FIRST_PAUSE, time.monotonic()
     work: Work = {}
     while True:
