@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 from kilter.core import Rows
 from kilter.errors import Mistake
+from kilter.federate import federate
 from kilter.params import buffers, weights
+from kilter.runtimes.simulation import Simulation
 from kilter.tasks import Task
-from small import Normed, digits, mlp_task, near, normed_task, same
+from kilter.train import SGD
+from small import Normed, digits, method, mlp_task, near, normed_task, same, skewed
 
 ROWS = digits().take(torch.arange(600))
 
@@ -159,3 +162,16 @@ def test_tied_weights_are_one_weight() -> None:
     assert list(model) == ["a.weight"]
     x = torch.rand(4, 3)
     assert torch.allclose(task.predict(model, x), x @ model["a.weight"].T @ model["a.weight"].T, atol=1e-6)
+
+
+@pytest.mark.parametrize("stack", [True, False])
+def test_what_a_module_has_frozen_is_not_trained(stack: bool) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+    net[1].requires_grad_(False)
+    task = Task(net)
+    with Simulation(skewed(3), stack=stack) as fed:
+        result = federate(method("fedavg", task, local=SGD(lr=0.1, batch=16)), fed, 2)
+    before, after = net.state_dict(), task.load(result.model).state_dict()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {"3.weight", "3.bias"}
+    assert task.size() == 8 * 10 + 10

@@ -1,8 +1,9 @@
 """The algebra of models: free functions on flat dicts of tensors.
 
-Weights have plain names; *buffers* (BatchNorm's running mean, variance and counter) are marked by a leading "~", put there by
-`Task` from the module's structure. So everything that corrects, scales or samples can leave buffers alone, and everything that
-averages averages them too, except counters (integer tensors), which are taken from the first.
+Weights have plain names; *buffers* (BatchNorm's running mean, variance and counter, and parameters that a module has frozen) are
+marked by a leading "~", put there by `Task` from the module's structure. So everything that corrects, scales or samples can
+leave buffers alone, and everything that averages averages them too, except counters (integer tensors), which are taken from the
+first.
 
 Binary operations run over the names of their *left* operand, so a correction over weights combines with a whole model.
 """

@@ -30,7 +30,8 @@ class Task:
 
     `module` is an nn.Module (its weights as they stand are the initial model) or a function that makes one (initialised anew
     from each seed). `loss(outputs, y)` gives one loss a row; `metrics` maps names to `f(outputs, y) -> float` (default: the
-    classifier's metrics). `mean` and `std` standardise images by channel before the network sees them.
+    classifier's metrics). `mean` and `std` standardise images by channel before the network sees them. Parameters that the module
+    has frozen (`requires_grad_(False)`) stay as they are.
 
     >>> task = Task(lambda: nn.Linear(2, 3))
     >>> sorted(task.init(seed=0))
@@ -51,7 +52,8 @@ class Task:
         self._init: dict[int, Params] = {}  # the last seed's initial model
         self.rows_loss = loss
         self.metrics = metrics
-        self.names = {name: name for name, _ in net.named_parameters()}  # module's name -> our name
+        # module's name -> our name; a parameter that is frozen (`requires_grad_(False)`) is like a buffer: it is never trained
+        self.names = {name: name if p.requires_grad else BUFFER + name for name, p in net.named_parameters()}
         self.names |= {name: BUFFER + name for name, _ in net.named_buffers() if name in net.state_dict()}
         shape = (1, -1, 1, 1)
         self._shift = None if mean is None else torch.tensor(mean).reshape(shape)

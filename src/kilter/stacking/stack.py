@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from kilter.core import Batch, Fit, Tree, as_float
-from kilter.params import BUFFER
 from kilter.stacking.chance import Dice
 from kilter.stacking.layers import Layers, for_all
 from kilter.train import Fitted, lengths, order, trainable
@@ -36,10 +35,9 @@ _told: set[Any] = set()  # losses whose falling back was noted
 
 def width(params: Mapping[str, Tensor]) -> int:
     """How many clients are trained in one stack: many if their steps are small, one if they are large."""
-    sizes = [v for k, v in params.items() if not k.startswith(BUFFER)]
-    if sum(v.numel() for v in sizes) > LARGE:
+    if sum(v.numel() for v in params.values()) > LARGE:
         return 1
-    return WIDTH_CONV if any(v.dim() > 2 for v in sizes) else WIDTH_DENSE
+    return WIDTH_CONV if any(v.dim() > 2 for v in params.values()) else WIDTH_DENSE
 
 
 def compose(rows: Mapping[str, int], most: int) -> list[list[str]]:
