@@ -156,7 +156,8 @@ class Simulation(Runtime):
         # Who is trained with whom never depends on the number of workers, so neither do the results.
         chunks = compose({i: len(self.clients[i].train) for i in present}, self._width)
         count = min(self._pace.choose(name), len(chunks)) if self._pace else self.workers
-        self.shared[name] = count
+        if self._pool is None or isinstance(self._pool, Workers):  # a cluster has as many as are free
+            self.shared[name] = count
         pile, began, work = Pile(), time.perf_counter(), 0
         if self._pool is None or (self._pace and count == 1):
             answers = self._run_all(name, self.round, chunks, present, states)
