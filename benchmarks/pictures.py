@@ -92,6 +92,6 @@ def growth(found: Mapping[int, Sequence[table.Line]], path: Path) -> None:
         ax.spines[["top", "right"]].set_visible(False)
     left.set_yscale("log")
     right.set_ylim(bottom=0)
-    left.legend(fontsize=8, frameon=False)
+    left.legend(fontsize=8, frameon=False, loc="lower right")
     figure.savefig(path, dpi=150)
     plt.close(figure)
