@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from typing import Self
 
 import torch
@@ -118,7 +118,7 @@ class Fitted:
     steps: int
 
 
-@cache
+@lru_cache(1024)
 def lengths(rows: int, batch: int) -> tuple[int, ...]:
     """The numbers of rows of an epoch's steps. A last row that would be alone joins the batch before it: BatchNorm cannot learn
     from one.
