@@ -212,9 +212,8 @@ class Facts(NamedTuple):
     bad: str | None  # where it is not finite
 
 
-_known: dict[
-    Any, tuple[int, tuple[Any, ...], bool]
-] = {}  # outline -> size, signature, whether its plain values are finite
+# outline -> size, signature, whether its plain values are finite
+_known: dict[Any, tuple[int, tuple[Any, ...], bool]] = {}
 KNOWN = 256  # outlines that are remembered: clients' replies have few
 
 
@@ -226,12 +225,14 @@ def facts(tree: Tree) -> Facts:
     """
     arrays: list[Tensor] = []
     outline = _outline(tree, arrays)
-    if outline not in _known:
+    known = _known.get(outline)
+    if known is None:
+        plain = (leaf for _, leaf in leaves(tree) if isinstance(leaf, float))
+        known = size(tree), signature(tree), all(map(math.isfinite, plain))
         if len(_known) >= KNOWN:
             _known.clear()
-        plain = (leaf for _, leaf in leaves(tree) if isinstance(leaf, float))
-        _known[outline] = size(tree), signature(tree), all(map(math.isfinite, plain))
-    bytes, shape, finite = _known[outline]
+        _known[outline] = known
+    bytes, shape, finite = known
     numbers = [a for a in arrays if a.is_floating_point() and a.numel()]
     norm = math.hypot(*map(float, torch._foreach_norm(numbers))) if numbers else 0.0
     # The norm of finite numbers may still overflow: then look at each, which takes four to twenty times as long.
