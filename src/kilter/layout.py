@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -23,6 +23,15 @@ def _inside(w: Tensor) -> Tensor:
     _, i, h, k = w.shape
     # With one input channel both layouts look alike to torch, which then takes the slow one: so the strides are set by hand.
     return w.new_empty_strided(w.shape, (i * h * k, 1, k * i, i)).copy_(w)
+
+
+ALIGN = 64  # bytes: where torch's tensors begin
+
+
+def apart(stack: Tensor) -> Sequence[Tensor]:
+    """The tensors of a stack. Each begins where torch would have put it, for kernels may round otherwise at another alignment:
+    views where they do, else copies."""
+    return stack.unbind() if stack[0].nbytes % ALIGN == 0 else [part.clone() for part in stack]
 
 
 def pool_first(net: nn.Module) -> nn.Module:

@@ -22,7 +22,8 @@ from kilter.core import Fit, Params
 from kilter.errors import Mistake
 from kilter.layout import channels_inside
 from kilter.params import BUFFER
-from kilter.stacking.chance import Dice, Draws
+from kilter.stacking.alone import Alone
+from kilter.stacking.chance import Dice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,12 +175,12 @@ def run_one(fit: Fit) -> Fitted:
     state = fit.plan.begin(leaves)
     total, t = torch.zeros(()), 0
     # Dropout and the like draw from the fit's own generator; what is not known there, from torch's stream, seeded alike.
-    chance = Draws(None, [Dice(fit.seed)])
+    alone = Alone(Dice(fit.seed))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(fit.seed)
         for t, at in enumerate(batches(fit), start=1):
             batch = fit.rows.batch(at)
-            with chance:
+            with alone:
                 loss = fit.loss(params, batch, fit.ctx)
             found = torch.autograd.grad(loss, leaves, allow_unused=True)
             with torch.no_grad():

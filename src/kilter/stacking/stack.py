@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kilter.core import Batch, Fit, Tree, as_float
+from kilter.core import Batch, Fit, Loss, Tree, as_float
+from kilter.layout import apart
 from kilter.stacking.chance import Dice
 from kilter.stacking.layers import Layers, for_all
+from kilter.stacking.tape import Tapes
 from kilter.train import Fitted, lengths, order, trainable
 
-ALIGN = 64  # bytes: where torch's tensors begin
 LARGE = 1_000_000  # weights; from here on a single client keeps a core busy
 WIDTH_CONV, WIDTH_DENSE = 5, 25  # clients in a stack: wide enough to share overhead, small enough for the caches
 
@@ -100,6 +101,15 @@ def _kind(tree: Tree) -> Any:
     return float if isinstance(tree, float) else (type(tree), tree)
 
 
+def _exactly(tree: Tree) -> Any:
+    """A tree's structure and plain values, to the bit."""
+    if isinstance(tree, Mapping):
+        return tuple((k, _exactly(v)) for k, v in tree.items())
+    if isinstance(tree, list | tuple):
+        return type(tree), tuple(_exactly(v) for v in tree)
+    return type(tree), repr(tree)
+
+
 def run_stack(fits: Sequence[Fit]) -> list[Fitted] | None:
     """Train these fits, all of one kind, as one computation; None if their loss cannot be stacked."""
     if getattr(fits[0].loss, "alone", False):
@@ -117,38 +127,62 @@ def run_stack(fits: Sequence[Fit]) -> list[Fitted] | None:
 
 @dataclass(frozen=True)
 class _Slot:
-    """The place of a stacked tensor in a tree."""
+    """The place of a tensor in a tree: which of those that differ by client, or of those they share."""
 
+    own: bool
     at: int
 
 
-def _stacked(trees: Sequence[Tree], slots: list[Tensor]) -> Tree:
-    """One tree for all: what they share as it is, what differs as slots."""
-    first = trees[0]
-    if isinstance(first, Mapping):
-        return {k: _stacked([t[k] for t in trees], slots) for k in first}
-    if isinstance(first, list | tuple):
-        return type(first)(_stacked([t[i] for t in trees], slots) for i in range(len(first)))
-    # By value, not by identity: who shares an object depends on how messages travelled, and must not show in the results.
-    if isinstance(first, Tensor):
-        if all(t is first or torch.equal(t, first) for t in trees):
-            return first
-        slots.append(torch.stack(list(trees)))
-    elif isinstance(first, float) and any(t != first for t in trees):
-        slots.append(torch.tensor(trees, dtype=torch.get_default_dtype()))
-    else:
+class _Context:
+    """What the clients' losses are given beside parameters and rows: one tree for all, tensors by their places."""
+
+    def __init__(self, trees: Sequence[Tree]) -> None:
+        self._own: list[Tensor] = []  # (clients, ...)
+        self.shared: list[Tensor] = []
+        self.tree = self._stacked(trees)
+        # All of it but the tensors' numbers: what a loss may make another computation of.
+        layout = tuple([(t.shape, t.stride(), t.dtype) for t in (*self._own, *self.shared)])
+        self.kind = _exactly(self.tree), layout, same(self.shared)
+
+    def _stacked(self, trees: Sequence[Tree]) -> Tree:
+        first = trees[0]
+        if isinstance(first, Mapping):
+            return {k: self._stacked([t[k] for t in trees]) for k in first}
+        if isinstance(first, list | tuple):
+            return type(first)(self._stacked([t[i] for t in trees]) for i in range(len(first)))
+        # By value, not by identity: who shares an object depends on how messages travelled, and must not show in the results.
+        if isinstance(first, Tensor):
+            if all(t is first or torch.equal(t, first) for t in trees):
+                return self._put(False, self.shared, first)
+            return self._put(True, self._own, torch.stack(list(trees)))
+        if isinstance(first, float) and any(t != first for t in trees):
+            return self._put(True, self._own, torch.tensor(trees, dtype=torch.get_default_dtype()))
         return first
-    return _Slot(len(slots) - 1)
+
+    @staticmethod
+    def _put(own: bool, among: list[Tensor], t: Tensor) -> _Slot:
+        among.append(t)
+        return _Slot(own, len(among) - 1)
+
+    def own(self, a: int, b: int) -> list[Tensor]:
+        """What differs by client, of these clients."""
+        return [t[a:b] for t in self._own]
+
+    def filled(self, own: Sequence[Tensor], shared: Sequence[Tensor], tree: Tree) -> Tree:
+        """The tree with these tensors in their places."""
+        if isinstance(tree, _Slot):
+            return own[tree.at] if tree.own else shared[tree.at]
+        if isinstance(tree, Mapping):
+            return {k: self.filled(own, shared, v) for k, v in tree.items()}
+        if isinstance(tree, list | tuple):
+            return type(tree)(self.filled(own, shared, v) for v in tree)
+        return tree
 
 
-def _filled(tree: Tree, slots: Sequence[Tensor]) -> Tree:
-    if isinstance(tree, _Slot):
-        return slots[tree.at]
-    if isinstance(tree, Mapping):
-        return {k: _filled(v, slots) for k, v in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(_filled(v, slots) for v in tree)
-    return tree
+def same(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Which of these are in one memory: a tape of one tensor in two places is none of two tensors."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(t.untyped_storage().data_ptr(), k) for k, t in enumerate(tensors))
 
 
 class _Course:
@@ -186,6 +220,51 @@ def _gather(courses: Sequence[_Course], t: int) -> Batch:
     return batch
 
 
+class _Step:
+    """The losses of several clients' batches and their gradients, as a function of tensors alone."""
+
+    tapes = Tapes()
+
+    def __init__(
+        self,
+        loss: Loss,
+        params: tuple[str, ...],
+        train: list[str],
+        columns: tuple[str, ...],
+        ctx: _Context,
+        dice: list[Dice],
+    ) -> None:
+        self.loss, self.params, self.train, self.columns = loss, params, train, columns
+        self.ctx, self.dice = ctx, dice
+
+    def __call__(self, params: list[Tensor], batch: list[Tensor], own: list[Tensor]) -> list[Tensor]:
+        """Every client's loss, then the gradients by name."""
+        inputs = [*params, *batch, *own, *self.ctx.shared]
+        shapes = tuple([(t.shape, t.stride(), t.dtype) for t in (*params, *batch)])
+        key = self.loss, self.params, tuple(self.train), self.columns, shapes, self.ctx.kind
+        return self.tapes.run(key, self.compute, inputs)
+
+    def compute(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        given = iter(inputs)
+        params = {k: next(given).detach() for k in self.params}
+        leaves = [params[k].requires_grad_() for k in self.train]
+        private = [*params.values(), *islice(given, len(inputs) - len(params) - len(self.ctx.shared))]
+        shared = list(given)
+
+        def one(me: Tensor, mine: list[Tensor]) -> Tensor:
+            with Layers(me, self.dice):
+                own = iter(mine)
+                w = dict(zip(self.params, islice(own, len(self.params)), strict=True))
+                rows = dict(zip(self.columns, islice(own, len(self.columns)), strict=True))
+                return self.loss(w, rows, self.ctx.filled(list(own), shared, self.ctx.tree))
+
+        losses = for_all(len(self.dice), one, private)
+        # Each client's loss is a function of its own parameters alone: the sum's gradient is everyone's own.
+        found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+        grads = [torch.zeros_like(w) if g is None else g for w, g in zip(leaves, found, strict=True)]
+        return [losses.detach(), *(g.detach() for g in grads)]
+
+
 def _runs(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
     """(from, to) of neighbours with equal batches; those who have finished (length 0) are left out."""
     at = 0
@@ -205,36 +284,20 @@ def _train(fits: Sequence[Fit]) -> list[Fitted]:
     params = {k: torch.stack([f.params[k] for f in fits]) for k in fits[0].params}
     names = trainable(fits[0])
     state = plan.begin([params[k] for k in names])
-    slots: list[Tensor] = []
-    ctx = _stacked([f.ctx for f in fits], slots)
+    ctx = _Context([f.ctx for f in fits])
     totals = torch.zeros(len(fits))
-
-    def one(me: Tensor, mine: list[Tensor]) -> Tensor:
-        with Layers(me, chance):
-            own = iter(mine)
-            w = dict(zip(params, islice(own, len(params)), strict=True))
-            rows = dict(zip(batch, islice(own, len(batch)), strict=True))
-            return loss(w, rows, _filled(ctx, list(own)))
-
     for t in range(1, max(len(c.sizes) for c in courses) + 1):
         for a, b in _runs([c.size(t) for c in courses]):
-            here = {k: v[a:b].detach() for k, v in params.items()}
-            leaves = [here[k].requires_grad_() for k in names]
             batch = _gather(courses[a:b], t)
-            chance = dice[a:b]
-            losses = for_all(b - a, one, [*here.values(), *batch.values(), *(s[a:b] for s in slots)])
-            # Each client's loss is a function of its own parameters alone: the sum's gradient is everyone's own.
-            found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
-            with torch.no_grad():
-                grads = [torch.zeros_like(w) if g is None else g for w, g in zip(leaves, found, strict=True)]
-                if plan.clip:
-                    _clip(grads, plan.clip)
-                plan.update(leaves, grads, [[s[a:b] for s in part] for part in state], t)
-                totals[a:b] += losses.detach()
-    # Each begins where torch would have put it, for kernels may round otherwise at another alignment: else it is copied there.
-    parts = {
-        k: v.unbind() if v[0].numel() * v.itemsize % ALIGN == 0 else [p.clone() for p in v] for k, v in params.items()
-    }
+            step = _Step(loss, tuple(params), names, tuple(batch), ctx, dice[a:b])
+            here = [v[a:b] for v in params.values()]
+            losses, *grads = step(here, list(batch.values()), ctx.own(a, b))
+            if plan.clip:
+                _clip(grads, plan.clip)
+            leaves = [w for k, w in zip(params, here, strict=True) if k in names]
+            plan.update(leaves, grads, [[s[a:b] for s in part] for part in state], t)
+            totals[a:b] += losses
+    parts = {k: apart(v) for k, v in params.items()}
     done: list[Fitted] = [None] * len(fits)  # type: ignore[list-item]
     for i, k in enumerate(longest):
         n = len(courses[i].sizes)

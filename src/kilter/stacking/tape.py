@@ -1,0 +1,197 @@
+"""A computation written down as it happens, to be done again on other numbers of the same shapes without asking Python.
+
+A step of a small stack is some thirty operations of torch, of which Python's part (modules, `vmap`, autograd) takes longer than
+the numbers. All of it is the same in every step, so the operations are noted once and from then on called one after another. What
+could make a later step another computation makes a tape useless: chance, a look at a tensor's numbers, a shape that depends on
+them. So does a first rehearsal that does not give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Compute = Callable[[Sequence[Tensor]], list[Tensor]]
+
+CHANGING = {torch.Tag.nondeterministic_seeded, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+ALIASES = {torch.ops.aten.detach.default, torch.ops.aten.alias.default}  # which only autograd tells from their argument
+LOOKS = {Tensor.numpy, Tensor.tolist, Tensor.item, Tensor.__array__, Tensor.__bool__, Tensor.__float__, Tensor.__int__}
+SIGHTINGS = 3  # from then on a computation is worth writing down: that takes as long as doing it thrice
+KEPT = 256  # tapes
+
+
+class Useless(Exception):
+    """Why something cannot be written down."""
+
+
+class Tapes:
+    """The computations seen lately, by whatever tells them apart."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[Any, int | Compute | None] = OrderedDict()
+
+    def run(self, key: Any, compute: Compute, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """compute(inputs), from a tape if there is one of this key."""
+        known = self._seen.get(key, 0)
+        self._seen[key] = known
+        self._seen.move_to_end(key)
+        if callable(known):
+            with torch._C._AutoDispatchBelowAutograd():
+                return known(*inputs)  # type: ignore[arg-type]
+        if known is None:
+            return compute(inputs)
+        if known + 1 < SIGHTINGS:
+            self._seen[key] = known + 1
+            if len(self._seen) > KEPT:
+                self._seen.popitem(last=False)
+            return compute(inputs)
+        found, self._seen[key] = recorded(compute, inputs)
+        return found
+
+
+def recorded(compute: Compute, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Compute | None]:
+    """compute(inputs), and its tape, which takes them as arguments; None if it cannot be written down."""
+    before = [t.clone() for t in inputs]
+    with Recorder(inputs) as recorder, _Looks(recorder):
+        found = compute(inputs)
+    try:
+        tape = recorder.tape(found)
+    except Useless:
+        return found, None
+    with torch._C._AutoDispatchBelowAutograd():
+        again = tape(*before)
+    same = all(torch.equal(a, b) for a, b in zip([*found, *inputs], [*again, *before], strict=True))
+    return found, tape if same else None
+
+
+class Recorder(TorchDispatchMode):
+    """While this is on, every operation of torch is noted."""
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._names: dict[int, str] = {}  # of tensors, by identity
+        self._places: dict[Any, str] = {}  # and by where they lie: autograd may give another view of the same numbers
+        self._memory: set[int] = set()
+        self._held: list[Any] = []  # an identity is one's own only while one lives
+        self._constants: dict[str, Any] = {}
+        self._lines: list[tuple[list[str], str, list[str], bool]] = []  # results, call, arguments, whether it writes
+        self.why: str | None = None  # it cannot be written down
+        self._inputs = [self._new(t) for t in inputs]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to tell torch's compiler that it is not wanted here would take 1.6 s: it would be imported first
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if self.why is None:
+            try:
+                self._note(func, args, kwargs or {}, out)
+            except Useless as e:
+                self.why = str(e)
+        return out
+
+    def _note(self, func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> None:
+        if CHANGING & set(func.tags):
+            raise Useless(f"{func} may be another computation the next time")
+        used: list[str] = []
+        if func in ALIASES:
+            self._names[id(out)] = self._name(args[0])
+            self._held.append(out)
+            return
+        given = [self._code(a, used) for a in args] + [f"{k}={self._code(v, used)}" for k, v in kwargs.items()]
+        results = [out] if isinstance(out, Tensor) else list(out) if isinstance(out, list | tuple) else None
+        if results is None or not all(r is None or isinstance(r, Tensor) for r in results):
+            if out is not None:
+                raise Useless(f"{func} gives {type(out).__name__}")
+            results = []
+        names = ["_" if r is None else self._names.get(id(r)) or self._new(r) for r in results]
+        call = f"{self._constant(func._op)}({', '.join(given)})"
+        target = names[0] if isinstance(out, Tensor) else "".join(f"{n}, " for n in names)
+        self._lines.append((names, f"{target} = {call}" if names else call, used, func._schema.is_mutable))
+
+    def _new(self, t: Tensor) -> str:
+        name = f"t{len(self._held)}"
+        self._held.append(t)
+        self._names[id(t)] = name
+        if t.layout == torch.strided and t.numel():
+            self._memory.add(t.untyped_storage().data_ptr())
+            self._places.setdefault(_place(t), name)
+        return name
+
+    def _name(self, t: Tensor) -> str:
+        if id(t) in self._names:
+            return self._names[id(t)]
+        if t.layout != torch.strided or not t.numel():
+            raise Useless("a tensor of an unusual kind")
+        if t.untyped_storage().data_ptr() not in self._memory:  # made before: a constant of the loss
+            self._held.append(t)
+            return self._constant(t)
+        if _place(t) not in self._places:
+            raise Useless("a view that was not seen being made")
+        self._held.append(t)
+        self._names[id(t)] = self._places[_place(t)]
+        return self._names[id(t)]
+
+    def _constant(self, value: Any) -> str:
+        name = f"c{len(self._constants)}"
+        self._constants[name] = value
+        return name
+
+    def _code(self, value: Any, used: list[str]) -> str:
+        if isinstance(value, Tensor):
+            name = self._name(value)
+            used.append(name)
+            return name
+        if isinstance(value, list | tuple):
+            return f"[{', '.join(self._code(v, used) for v in value)}]"
+        if value is None or type(value) in (bool, int, str):
+            return repr(value)
+        if isinstance(value, Generator):
+            raise Useless("chance")
+        return self._constant(value)
+
+    def tape(self, outputs: Sequence[Tensor]) -> Compute:
+        """What was noted, as a function of the inputs that gives these."""
+        if self.why is not None:
+            raise Useless(self.why)
+        results = [self._name(t) for t in outputs]
+        wanted, lines = set(results), []
+        last = set(results) | set(self._inputs)
+        for names, code, used, writes in reversed(self._lines):
+            if not writes and not wanted & set(names):
+                continue
+            wanted |= set(used)
+            ended = [n for n in dict.fromkeys([*used, *names]) if n not in last and n.startswith("t")]
+            last |= set(ended)
+            lines.append(f"    {code}" + (f"; del {', '.join(ended)}" if ended else ""))
+        head = f"def tape({', '.join(self._inputs)}):"
+        space = dict(self._constants)
+        exec("\n".join([head, *reversed(lines), f"    return [{', '.join(results)}]"]), space)
+        made: Compute = space["tape"]
+        return made
+
+
+class _Looks(TorchFunctionMode):
+    """While this is on, a look at a tensor's numbers that torch's operations do not see makes the tape useless."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in LOOKS:
+            self._recorder.why = "it looks at numbers"
+        return func(*args, **(kwargs or {}))
+
+
+def _place(t: Tensor) -> Any:
+    return t.data_ptr(), t.dtype, tuple(t.shape), t.stride()
