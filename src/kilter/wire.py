@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -218,25 +218,39 @@ KNOWN = 256  # outlines that are remembered: clients' replies have few
 
 
 def facts(tree: Tree) -> Facts:
-    """All of it in one look; replies that differ in nothing but their numbers are measured once.
+    """All of it in one look.
 
     >>> facts(({"w": torch.tensor([3.0])}, {"v": torch.tensor([4.0])}, 12)).norm
     5.0
     """
-    arrays: list[Tensor] = []
-    outline = _outline(tree, arrays)
-    known = _known.get(outline)
-    if known is None:
-        plain = (leaf for _, leaf in leaves(tree) if isinstance(leaf, float))
-        known = size(tree), signature(tree), all(map(math.isfinite, plain))
-        if len(_known) >= KNOWN:
-            _known.clear()
-        _known[outline] = known
-    bytes, shape, finite = known
-    numbers = [a for a in arrays if a.is_floating_point() and a.numel()]
-    norm = math.hypot(*map(float, torch._foreach_norm(numbers))) if numbers else 0.0
-    # The norm of finite numbers may still overflow: then look at each, which takes four to twenty times as long.
-    return Facts(bytes, shape, norm, None if finite and math.isfinite(norm) else not_finite(tree))
+    return facts_each([tree])[0]
+
+
+def facts_each(trees: Sequence[Tree]) -> list[Facts]:
+    """Those of many trees, which takes less time together; those that differ in nothing but their numbers are measured once."""
+    measured: list[tuple[int, tuple[Any, ...], bool]] = []
+    numbers: list[Tensor] = []
+    ends = []
+    for tree in trees:
+        arrays: list[Tensor] = []
+        outline = _outline(tree, arrays)
+        known = _known.get(outline)
+        if known is None:
+            plain = (leaf for _, leaf in leaves(tree) if isinstance(leaf, float))
+            known = size(tree), signature(tree), all(map(math.isfinite, plain))
+            if len(_known) >= KNOWN:
+                _known.clear()
+            _known[outline] = known
+        measured.append(known)
+        numbers += [a for a in arrays if a.is_floating_point() and a.numel()]
+        ends.append(len(numbers))
+    norms = torch.stack([n.double() for n in torch._foreach_norm(numbers)]).tolist() if numbers else []
+    found = []
+    for tree, (bytes, shape, finite), begin, end in zip(trees, measured, [0, *ends], ends, strict=False):
+        norm = math.hypot(*norms[begin:end])
+        # The norm of finite numbers may still overflow: then look at each, which takes four to twenty times as long.
+        found.append(Facts(bytes, shape, norm, None if finite and math.isfinite(norm) else not_finite(tree)))
+    return found
 
 
 def _outline(tree: Tree, arrays: list[Tensor]) -> Any:

@@ -201,11 +201,11 @@ class Runtime(Federation):
             self.ledger.fitted(name.rpartition(":")[2], d.fits, d.seconds)
             if d.error is not None:
                 self.ledger.failed(node, name, str(d.error))
-            elif (seen := wire.facts(reply := d.reply)).bad:
+            elif (seen := d.seen or wire.facts(d.reply)).bad:
                 self.ledger.failed(node, name, f"its reply is not finite at {seen.bad}")
             else:
                 replies[node] = d.kept
-                if not isinstance(reply, Post):
+                if not isinstance(d.kept, Post):
                     sizes[node] = seen.size
                     if alike:
                         shapes[node], norms[node] = seen.signature, seen.norm

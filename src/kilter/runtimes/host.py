@@ -19,6 +19,7 @@ from kilter.core import AtNodes, Fit, Method, Node, Note, Post, Replies, Step, T
 from kilter.errors import Mistake
 from kilter.evaluation import examine
 from kilter.robust import robust
+from kilter.wire import Facts
 
 POOL = "~pool"  # where a peer keeps its own state of `pool`
 
@@ -32,6 +33,7 @@ class Done:
     fits: list[tuple[float, int]] = field(default_factory=list)  # (loss, steps)
     seconds: float = 0.0  # of training
     notes: list[Note] = field(default_factory=list)
+    seen: Facts | None = None  # of the reply, where it has been looked at
 
     @property
     def reply(self) -> Tree:

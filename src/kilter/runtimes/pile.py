@@ -27,12 +27,13 @@ class Pile:
         self._file: BufferedRandom | None = None
         self._end = 0
 
-    def put(self, reply: Tree) -> Tree | Unread:
-        """The reply itself, or where it lies. Letters to others stay: they are under way."""
-        size = 0 if isinstance(reply, Post) else space(reply)
+    def put(self, reply: Tree, known: int | None = None) -> Tree | Unread:
+        """The reply itself, or where it lies; `known`: about how many bytes it has. Letters to others stay: they are under way."""
+        size = 0 if isinstance(reply, Post) else space(reply) if known is None else known
         if self._held + size <= LIMIT:
             self._held += size
             return reply
+        size = space(reply)
         room = _room(size)
         parcel = packed(reply, room)
         try:

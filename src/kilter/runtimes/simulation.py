@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self
 
@@ -92,7 +93,7 @@ class Simulation(Runtime):
         if most < 1:
             raise Mistake(f"There must be at least one worker, not {workers}.")
         torch.set_num_threads(1)
-        keep_memory()
+        keep_memory(large=True)
         super().__init__(tuple(clients), seed, topology, bench, public)
         self.clients = dict(clients)
         self.faults = faults
@@ -124,6 +125,9 @@ class Simulation(Runtime):
         nodes = [self.node(i, name, round, states[i]) for i in messages]
         before = [fingerprint(n.state) for n in nodes]
         done = perform(resolve(self._method, name), nodes, list(messages.values()))
+        with suppress(TypeError):  # of what cannot be sent, which whoever is to send it will say
+            for d, seen in zip(done, wire.facts_each([d.reply for d in done]), strict=True):
+                d.seen = seen
         return {
             n.id: (d, None if fingerprint(n.state) == old else n.state)
             for n, d, old in zip(nodes, done, before, strict=True)
@@ -165,7 +169,7 @@ class Simulation(Runtime):
             answers = self._pool.run(name, self.round, chunks, present, states, count)
         for i, d, state in answers:
             work += sum(steps for _, steps in d.fits) or 1
-            d.kept = pile.put(d.kept)
+            d.kept = pile.put(d.kept, d.seen.size if d.seen else None)
             done[i] = d
             if state is not None:
                 self.states[i] = state

@@ -128,6 +128,8 @@ def _serve(pipe: Connection, foreign: list[Connection], shelf: Shelf, boards: tu
         other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    if hasattr(os, "SCHED_BATCH"):  # the parent hands out orders to all before one of them takes its processor
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     orders, broadcasts = boards
     message: Tree = None
     while True:
