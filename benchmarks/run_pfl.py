@@ -113,3 +113,6 @@ local = NNTrainHyperParams(local_learning_rate=LR, local_num_epochs=1, local_bat
 algorithm.run(params, SimulatedBackend(data, data), model, local, None, [Told()], send_metrics_to_platform=False)
 if ops.distributed.global_rank == 0:
     watch.end(accuracy=accuracy(net.net, given.folder, work.data))
+if ops.distributed.world_size > 1:
+    torch.distributed.barrier()  # none ends while another still measures
+    torch.distributed.destroy_process_group()

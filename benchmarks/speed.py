@@ -35,6 +35,7 @@ ROOT = HERE.parent
 VENVS = HERE / ".venvs"
 GROWTH = tuple(w for w in WORKS if w.startswith("G"))
 LIMIT = 1800  # seconds after which a run is broken off
+SLOWER = 1.2  # times as long in the first repetition: that setting is not repeated
 TRIAL = 32  # images of each client in a trial, by which W4's settings are chosen
 
 
@@ -201,17 +202,20 @@ def measure(name: str, work: str, threads: int, data: Path, smaller: dict[str, i
 # ---- all of them ----
 
 
-def settings(name: str, label: str, data: Path, measured: Path, smaller: dict[str, int]) -> list[int]:
-    """Thread settings to measure: both; where that would take long, the one that was faster on like work.
-
-    W5 and the growth curve go by W1 and W3 where these have been measured, the ResNet by a short trial.
+def settings(name: str, label: str, rep: int, data: Path, measured: Path) -> list[int]:
+    """Thread settings to measure: both, unless one is clearly slower the first time; where that would take long, the one that was
+    faster on like work: W5 and the growth curve go by W1 and W3 where these have been measured, the ResNet by a short trial.
     """
     if label.startswith(("W5", "G")):
         like = "W1" if label.startswith("W5") else "W3"
         runs = [json.loads(f.read_text()) for f in measured.glob(f"{like}-{name}-[12]-*.json")]
         return [table.best(table.lines(runs))[name].threads if runs else 2]
     if WORKS[label].model != "resnet":
-        return [1, 2]
+        first = [measured / f"{label}-{name}-{threads}-1.json" for threads in (1, 2)]
+        if rep == 1 or not all(file.is_file() for file in first):
+            return [1, 2]
+        took = [table.steady(json.loads(file.read_text())) for file in first]
+        return [threads for threads, t in zip((1, 2), took, strict=True) if t <= SLOWER * min(took)]
     seconds = {}
     for threads in (1, 2):
         file = measured / f"{label}-{name}-{threads}-trial.json"
@@ -260,6 +264,7 @@ def write(folder: Path, measured: Path, smaller: dict[str, int]) -> None:
     runs = [json.loads(f.read_text()) for f in sorted(measured.glob("*.json")) if not f.name.endswith("-trial.json")]
     order = {peer: k for k, peer in enumerate(PEERS)}
     found: dict[str, list[table.Line]] = {}
+    when: dict[str, str] = {}
     notes: list[str] = []
     for label, named in WORKS.items():
         some = [r for r in runs if r["work"] == label]
@@ -269,6 +274,8 @@ def write(folder: Path, measured: Path, smaller: dict[str, int]) -> None:
         table.check(some, work.steps, work.rounds)
         found[label] = table.lines(sorted(some, key=lambda r: (order[r["peer"]], r["threads"])))
         notes += [f"{label}: {text}" for text in table.strangers(found[label])]
+        commits, hours = sorted({r["commit"] for r in some}), sorted(r["at"] for r in some)
+        when[label] = f"At {', '.join(commits)}, {hours[0]} to {hours[-1]}."
     if not found:
         return
     peers = [p for p in PEERS if any(r["peer"] == p for r in runs)]
@@ -285,20 +292,21 @@ def write(folder: Path, measured: Path, smaller: dict[str, int]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     summary = {w: {"verdict": table.verdict(w, some), "lines": [asdict(x) for x in some]} for w, some in found.items()}
     (folder / "speed.json").write_text(json.dumps({"about": about, "works": summary, "runs": runs}, indent=1) + "\n")
-    (folder / "speed.md").write_text(page(about, found, notes))
+    (folder / "speed.md").write_text(page(about, found, when, notes))
     pictures.speed({w: s for w, s in found.items() if w not in GROWTH}, folder / "speed.png")
     if any(w in GROWTH for w in found):
         pictures.growth({WORKS[w].clients: s for w, s in found.items() if w in GROWTH}, folder / "growth.png")
     print(f"written: {folder}/speed.md", flush=True)
 
 
-def page(about: dict[str, Any], found: dict[str, list[table.Line]], notes: Sequence[str]) -> str:
+def page(about: dict[str, Any], found: dict[str, list[table.Line]], when: dict[str, str], notes: Sequence[str]) -> str:
     """speed.md"""
     shown = {w: s for w, s in found.items() if w not in GROWTH}
     text = [
         "# Speed",
-        f"`{about['command']}` at {', '.join(about['commit'])}, {' to '.join(about['measured'])}, on {about['machine']}; "
-        f"Python {about['python']}. " + "; ".join(f"{p}: {v}" for p, v in about["versions"].items()) + ".",
+        f"`{about['command']}` on {about['machine']}; Python {about['python']}. "
+        + "; ".join(f"{p}: {v}" for p, v in about["versions"].items())
+        + ".",
     ]
     if any(about["smaller"].values()):
         text.append(
@@ -314,6 +322,7 @@ def page(about: dict[str, Any], found: dict[str, list[table.Line]], notes: Seque
         w, mine = WORKS[label], table.best(some).get("kilter")
         text += [
             f"### {label}: {w.method}, {w.clients:,} clients x {w.images} images of {w.data}, {w.sampled} a round, {w.model}",
+            when[label],
             table.details(some, mine.seconds if mine else None),
         ]
     grown = {WORKS[w].clients: s for w, s in found.items() if w in GROWTH}
@@ -334,7 +343,8 @@ def page(about: dict[str, Any], found: dict[str, list[table.Line]], notes: Seque
         "least and most of these. The first round belongs to the start-up, except in W4, where it is the only one, timed from "
         "its own beginning. Nothing is evaluated in timed rounds; accuracy is that of the last model on 2,000 test images. Who "
         "trains in a round is drawn by each peer, so losses and accuracies are close but not equal.\n"
-        f"- Threads: 1, or 2, which means for {means}. In W4 only the setting that a trial with {TRIAL} images a client found "
+        f"- Threads: 1, or 2, which means for {means}. A setting that took {SLOWER} times as long as the other in the first "
+        f"repetition is not repeated. In W4 only the setting that a trial with {TRIAL} images a client found "
         "faster; in W5 and in the growth curve (measured once) only the one that was faster on W1 and on W3.\n"
         "- Start-up: from the process's start, imports and Ray's start included, to the end of the first round. Memory: of the "
         "peer's whole family of processes, read from /proc five times a second; RSS summed counts pages that processes share "
@@ -388,7 +398,7 @@ def main() -> None:
             for peer in a.peers:
                 python(peer)
             for work, rep, peer in turns(a, a.works):
-                for threads in settings(peer, work, Path(data), measured, smaller):
+                for threads in settings(peer, work, rep, Path(data), measured):
                     file = measured / f"{work}-{peer}-{threads}-{rep}.json"
                     if file.is_file() and not a.again and json.loads(file.read_text())["commit"] == commit():
                         continue

@@ -15,7 +15,7 @@ from kilter.core import Each, Method, Node, step
 from kilter.errors import Mistake
 from kilter.federate import federate
 from kilter.runtimes import simulation
-from kilter.runtimes.pace import Pace, cores
+from kilter.runtimes.pace import Pace, Share, cores
 from kilter.runtimes.parcels import Board
 from small import federation, method, normed_task, same
 
@@ -101,34 +101,54 @@ def test_a_board_grows_and_what_was_read_stays() -> None:
 # --workers auto -------------------------------------------------------------------------------------------------------
 
 
-def raced(pace: Pace, cost: Callable[[int], float], calls: int) -> list[int]:
+def raced(pace: Pace, cost: Callable[[int, int], float], calls: int, chunks: int = 1) -> list[tuple[int, int]]:
     chosen = []
     for _ in range(calls):
-        chosen.append(pace.choose("train"))
-        pace.timed("train", chosen[-1], cost(chosen[-1]) * 7, 7)
-    return chosen
+        chosen.append(pace.choose("train", chunks))
+        pace.timed("train", chosen[-1], cost(*chosen[-1]) * 7, 7)
+    return [tuple(share) for share in chosen]
+
+
+def workers(pace: Pace, cost: Callable[[int], float], calls: int) -> list[int]:
+    return [n for n, _ in raced(pace, lambda n, _: cost(n), calls)]
 
 
 def test_the_fastest_number_of_workers_is_found_and_kept() -> None:
-    assert raced(Pace(2), lambda n: 1 / n, 6) == [2, 2, 1, 1, 2, 2]
-    assert raced(Pace(2), lambda n: float(n), 6) == [2, 2, 1, 1, 1, 1]
-    assert raced(Pace(1), lambda n: 1.0, 3) == [1, 1, 1]
+    assert workers(Pace(2), lambda n: 1 / n, 6) == [2, 2, 1, 1, 2, 2]
+    assert workers(Pace(2), lambda n: float(n), 6) == [2, 2, 1, 1, 1, 1]
+    assert workers(Pace(1), lambda n: 1.0, 3) == [1, 1, 1]
 
 
 def test_one_does_not_go_on_where_fewer_are_slower() -> None:
-    assert raced(Pace(64), lambda n: 1 / n, 6) == [64, 64, 32, 32, 64, 64]
-    assert raced(Pace(12), lambda n: abs(n - 5.0), 9) == [12, 12, 6, 6, 3, 3, 6, 6, 6]
+    assert workers(Pace(64), lambda n: 1 / n, 6) == [64, 64, 32, 32, 64, 64]
+    assert workers(Pace(12), lambda n: abs(n - 5.0), 9) == [12, 12, 6, 6, 3, 3, 6, 6, 6]
+
+
+def test_the_fastest_size_of_orders_is_found_for_the_fastest_number_of_workers() -> None:
+    one, two, four, eight = (2, 1), (2, 2), (2, 4), (2, 8)
+    rising = raced(Pace(2, least=2), lambda n, k: 1 / k, 9, chunks=16)
+    assert rising == [one, one, two, two, four, four, eight, eight, eight]
+    assert raced(Pace(2, least=2), lambda n, k: abs(k - 2), 8, chunks=16) == [one, one, two, two, four, four, two, two]
+    assert raced(Pace(2), lambda n, k: 1 / n, 8, chunks=4) == [one, one, (1, 1), (1, 1), two, two, two, two]
+    assert raced(Pace(2), lambda n, k: n / k, 6, chunks=40) == [one, one, *[(1, 1)] * 4]  # nobody to order
+
+
+def test_no_worker_has_more_to_do_for_larger_orders() -> None:
+    pace = Pace(2, least=2)
+    raced(pace, lambda n, k: 1 / k, 9, chunks=16)
+    chosen = {chunks: pace.choose("train", chunks).chunks for chunks in (1, 2, 3, 4, 7, 8, 10, 16, 20)}
+    assert chosen == {1: 1, 2: 1, 3: 2, 4: 2, 7: 4, 8: 4, 10: 1, 16: 8, 20: 2}
 
 
 def test_warming_up_is_forgiven_and_steps_are_timed_apart() -> None:
     pace = Pace(2)
     for seconds in (9.0, 1.0):
-        pace.timed("train", pace.choose("train"), seconds, 1)
+        pace.timed("train", pace.choose("train", 2), seconds, 1)
     for seconds in (2.0, 2.0):
-        pace.timed("train", pace.choose("train"), seconds, 1)
-    assert pace.choose("train") == 2
-    pace.timed(":evaluate", 2, 1.0, 0)  # nobody was there
-    assert pace.choose(":evaluate") == 2
+        pace.timed("train", pace.choose("train", 2), seconds, 1)
+    assert pace.choose("train", 2) == (2, 1)
+    pace.timed(":evaluate", Share(2), 1.0, 0)  # nobody was there
+    assert pace.choose(":evaluate", 2) == (2, 1)
     assert pace.seen.keys() == {"train", ":evaluate"}
 
 
@@ -142,8 +162,8 @@ def test_auto_changes_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 
     one = run(1)
     monkeypatch.setattr(simulation, "cores", lambda: 3)
-    turns = iter([3, 1, 2, 3, 1, 2, 2, 1, 3])
-    monkeypatch.setattr(Pace, "choose", lambda self, step: next(turns))
+    turns = iter([(3, 1), (1, 1), (2, 2), (3, 3), (1, 1), (2, 1), (2, 3), (1, 1), (3, 2)])
+    monkeypatch.setattr(Pace, "choose", lambda self, step, chunks: Share(*next(turns)))
     assert same(run("auto"), one)
 
 

@@ -22,7 +22,7 @@ def derive(*parts: int | str) -> int:
     >>> derive(0, 1, "a", "train") == derive(0, 11, "", "atrain")
     False
     """
-    return _number(blake2b(_text(parts), digest_size=8))
+    return int.from_bytes(blake2b(_text(parts), digest_size=8).digest(), "little") >> 1
 
 
 def derive_each(before: Sequence[int | str], names: Iterable[str], *after: int | str) -> list[int]:
@@ -35,17 +35,13 @@ def derive_each(before: Sequence[int | str], names: Iterable[str], *after: int |
     found = []
     for name in names:
         own = begun.copy()
-        own.update(f"str:{name}".encode() + end)
-        found.append(_number(own))
+        own.update(b"str:" + name.encode() + end)
+        found.append(int.from_bytes(own.digest(), "little") >> 1)
     return found
 
 
 def _text(parts: Iterable[int | str]) -> bytes:
     return SEPARATOR.join([f"{type(p).__name__}:{p}".encode() for p in parts])
-
-
-def _number(of: blake2b) -> int:
-    return int.from_bytes(of.digest(), "little") >> 1
 
 
 def generator(*parts: int | str) -> torch.Generator:

@@ -41,6 +41,11 @@ class Plan(ABC):
         """How many steps a node with this many rows takes."""
         return self.epochs * len(lengths(rows, self.batch))
 
+    @property
+    def rate(self) -> float | None:
+        """If a step is nothing but w - rate g: that."""
+        return None
+
     def at(self, round: int) -> Self:
         """The plan of this round."""
         return self if self.decay == 1.0 else replace(self, lr=self.lr * self.decay ** max(round - 1, 0))
@@ -65,6 +70,10 @@ class SGD(Plan):
     """Stochastic gradient descent, with momentum if asked."""
 
     momentum: float = 0.0  # of past gradients in each step
+
+    @property
+    def rate(self) -> float | None:
+        return None if self.momentum or self.weight_decay or self.clip else self.lr
 
     def travel(self, rows: int) -> float:
         steps, m = self.steps(rows), self.momentum

@@ -106,11 +106,14 @@ def merged(trees: Sequence[Tree]) -> dict[str, Any]:
         names = list(first)
         if any(list(t) != names for t in trees):
             raise _Unlike
-        return {"d": {k: merged([t[k] for t in trees]) for k in names}}
+        return {"d": {k: merged([t[k] for t in trees]) for k in names}} if names else {"v": list(trees)}
     if kind in (list, tuple):
         if any(len(t) != len(first) for t in trees):
             raise _Unlike
-        return {"l" if kind is list else "u": [merged([t[i] for t in trees]) for i in range(len(first))]}
+        columns = [merged([t[i] for t in trees]) for i in range(len(first))]
+        return {"l" if kind is list else "u": columns} if columns else {"v": list(trees)}
+    if isinstance(first, Mapping):
+        raise _Unlike
     return {"v": list(trees)}
 
 

@@ -274,6 +274,8 @@ class Seen:
 
 def fingerprint(state: Tree) -> Seen:
     """Tells whether a state was changed."""
+    if state == {}:
+        return Seen([], [])
     found = list(wire.leaves(state))
     marks = [(p, id(v), v._version) if isinstance(v, torch.Tensor) else (p, v) for p, v in found]
     return Seen([*marks, wire.structure(state)], found)

@@ -28,6 +28,7 @@ from kilter.errors import Mistake
 from kilter.plugin import is_file_spec
 from kilter.runtimes.answers import State, apologies, failed, read, written
 from kilter.runtimes.host import Done
+from kilter.runtimes.pace import Share
 from kilter.runtimes.simulation import Fault, Simulation
 from kilter.topology import Topology
 
@@ -137,7 +138,7 @@ class Seats:
         chunks: Sequence[Sequence[str]],
         messages: Mapping[str, Tree],
         states: Mapping[str, State],
-        count: int | None = None,
+        share: Share | None = None,
     ) -> Iterator[tuple[str, Done, State | None]]:
         """Perform a step at these nodes, chunk by chunk, wherever a seat is free; what is lost, again elsewhere."""
         ray = self._ray

@@ -23,7 +23,7 @@ from kilter.runtimes.answers import Outcome, State
 from kilter.runtimes.base import Runtime, fingerprint
 from kilter.runtimes.box import have_one_shape, odd_ones
 from kilter.runtimes.host import Done, perform, resolve
-from kilter.runtimes.pace import Pace, cores
+from kilter.runtimes.pace import Pace, Share, cores
 from kilter.runtimes.pile import Pile
 from kilter.runtimes.workers import Workers
 from kilter.stacking.stack import compose, width
@@ -57,7 +57,7 @@ class Pool(Protocol):
         chunks: Sequence[Sequence[str]],
         messages: Mapping[str, Tree],
         states: Mapping[str, State],
-        count: int | None = None,
+        share: Share | None = None,
     ) -> Iterator[tuple[str, Done, State | None]]: ...
 
     def close(self) -> None: ...
@@ -111,7 +111,7 @@ class Simulation(Runtime):
         self._method = method
         self._width = width(method.task.init(self.seed)) if self.stack and method.task else 1
         self._pool = self.hire()
-        self._pace = Pace(self.workers) if self._pool and self._auto else None
+        self._pace = Pace(self.workers, 1 if self._auto else self.workers) if self.workers > 1 else None
 
     def hire(self) -> Pool | None:
         """Who performs steps, if not this process."""
@@ -159,14 +159,14 @@ class Simulation(Runtime):
         states = {i: self.states.get(i, {}) for i in present}
         # Who is trained with whom never depends on the number of workers, so neither do the results.
         chunks = compose({i: len(self.clients[i].train) for i in present}, self._width)
-        count = min(self._pace.choose(name), len(chunks)) if self._pace else self.workers
-        if self._pool is None or isinstance(self._pool, Workers):  # a cluster has as many as are free
-            self.shared[name] = count
+        share = self._pace.choose(name, len(chunks)) if self._pace else None
+        if self._pool is None or share:  # a cluster has as many as are free
+            self.shared[name] = min(share.workers, len(chunks)) if share else 1
         pile, began, work = Pile(), time.perf_counter(), 0
-        if self._pool is None or (self._pace and count == 1):
+        if self._pool is None or (share and share.workers == 1):
             answers = self._run_all(name, self.round, chunks, present, states)
         else:
-            answers = self._pool.run(name, self.round, chunks, present, states, count)
+            answers = self._pool.run(name, self.round, chunks, present, states, share)
         for i, d, state in answers:
             work += sum(steps for _, steps in d.fits) or 1
             d.kept = pile.put(d.kept, d.seen.size if d.seen else None)
@@ -174,8 +174,8 @@ class Simulation(Runtime):
             if state is not None:
                 self.states[i] = state
                 self.changed.add(i)
-        if self._pace:
-            self._pace.timed(name, count, time.perf_counter() - began, work)
+        if self._pace and share:
+            self._pace.timed(name, share, time.perf_counter() - began, work)
         # Not before all have answered, and the first in order: the same error for any number of workers.
         for i in messages:
             if (error := done[i].error) is not None and not isinstance(error, Absent):

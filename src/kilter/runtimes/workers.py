@@ -16,8 +16,9 @@ import torch
 from kilter import wire
 from kilter.core import Tree
 from kilter.errors import Mistake
-from kilter.runtimes.answers import Outcome, State, apologies, failed, read, written
+from kilter.runtimes.answers import Outcome, State, apologies, read, written
 from kilter.runtimes.host import Done
+from kilter.runtimes.pace import Share
 from kilter.runtimes.parcels import Board, Shelf, copied, packed
 
 Work = Callable[[str, int, Mapping[str, Tree], Mapping[str, State]], dict[str, Outcome]]
@@ -52,31 +53,33 @@ class Workers:
         chunks: Sequence[Sequence[str]],
         messages: Mapping[str, Tree],
         states: Mapping[str, State],
-        count: int | None = None,
+        share: Share | None = None,
     ) -> Iterator[tuple[str, Done, State | None]]:
-        """Perform a step at these nodes, chunk by chunk, wherever one of the first `count` workers is free.
+        """Perform a step at these nodes, some chunks at a time, wherever one of the workers is free.
 
         Gives what came of it as it comes.
         """
+        count, size = share or Share(len(self._pipes))
         common = len({id(m) for m in messages.values()}) == 1
         # Written once, whatever the number of workers; each reads it when it has its first chunk.
         broadcast = self._broadcast.write(next(iter(messages.values()))) if common else b""
         told: set[int] = set()
         room: dict[int, int | None] = {}  # where each busy worker puts its answer's tensors
-        waiting = list(chunks)
+        waiting = [chunks[k : k + size] for k in range(0, len(chunks), size)]
         idle, pipes = list(range(len(self._pipes)))[:count], self._pipes[:count]
         while waiting or room:
             while waiting and idle:
-                worker, chunk = idle.pop(0), list(waiting.pop(0))
+                worker, taken = idle.pop(0), [list(chunk) for chunk in waiting.pop(0)]
+                nodes = [i for chunk in taken for i in chunk]
                 room[worker] = self._shelves[worker].take()
                 own = {
-                    "messages": {} if common else {i: messages[i] for i in chunk},
-                    "states": {i: states[i] for i in chunk},
+                    "messages": {} if common else {i: messages[i] for i in nodes},
+                    "states": {i: states[i] for i in nodes},
                 }
                 order = {
                     "step": name,
                     "round": round,
-                    "nodes": chunk,
+                    "chunks": taken,
                     "own": self._orders[worker].write(own),
                     "broadcast": broadcast if worker not in told else b"",
                     "room": room[worker],
@@ -137,16 +140,19 @@ def _serve(pipe: Connection, foreign: list[Connection], shelf: Shelf, boards: tu
             order = wire.decode(pipe.recv_bytes())
         except (EOFError, OSError):
             return
-        nodes, room = order["nodes"], shelf.room(order["room"])
-        try:
-            if order["broadcast"]:
-                message = broadcasts.read(order["broadcast"])
-            own = orders.read(order["own"])
-            done = work(order["step"], order["round"], own["messages"] or dict.fromkeys(nodes, message), own["states"])
+        room = shelf.room(order["room"])
+        if order["broadcast"]:
+            message = broadcasts.read(order["broadcast"])
+        own = orders.read(order["own"])
+        done: dict[str, Outcome] = {}
+        for chunk in order["chunks"]:
+            messages = {i: own["messages"].get(i, message) for i in chunk}
             try:
-                answer = packed(written(done), room)
-            except Exception:  # something that cannot be sent: say so of the nodes it is true of
-                answer = packed(apologies(done), room)
-        except BaseException as e:  # whatever it is, the worker lives on
-            answer = packed(failed(nodes, e), room)
+                done |= work(order["step"], order["round"], messages, own["states"])
+            except BaseException as e:  # whatever it is, the worker lives on
+                done |= dict.fromkeys(chunk, (Done(error=e), None))
+        try:
+            answer = packed(written(done), room)
+        except Exception:  # something that cannot be sent: say so of the nodes it is true of
+            answer = packed(apologies(done), room)
         pipe.send_bytes(answer)

@@ -24,7 +24,7 @@ from kilter.core import Batch, Fit, Loss, Tree, as_float
 from kilter.layout import apart
 from kilter.stacking.chance import Dice
 from kilter.stacking.layers import Layers, for_all
-from kilter.stacking.tape import Tapes
+from kilter.stacking.tape import Product, Tapes, factors, plain
 from kilter.train import Fitted, lengths, order, trainable
 
 LARGE = 1_000_000  # weights; from here on a single client keeps a core busy
@@ -237,7 +237,7 @@ class _Step:
         self.loss, self.params, self.train, self.columns = loss, params, train, columns
         self.ctx, self.dice = ctx, dice
 
-    def __call__(self, params: list[Tensor], batch: list[Tensor], own: list[Tensor]) -> list[Tensor]:
+    def __call__(self, params: list[Tensor], batch: list[Tensor], own: list[Tensor]) -> Sequence[Tensor | Product]:
         """Every client's loss, then the gradients by name."""
         inputs = [*params, *batch, *own, *self.ctx.shared]
         shapes = tuple([(t.shape, t.stride(), t.dtype) for t in (*params, *batch)])
@@ -291,18 +291,37 @@ def _train(fits: Sequence[Fit]) -> list[Fitted]:
             batch = _gather(courses[a:b], t)
             step = _Step(loss, tuple(params), names, tuple(batch), ctx, dice[a:b])
             here = [v[a:b] for v in params.values()]
-            losses, *grads = step(here, list(batch.values()), ctx.own(a, b))
-            if plan.clip:
-                _clip(grads, plan.clip)
+            losses, *found = step(here, list(batch.values()), ctx.own(a, b))
             leaves = [w for k, w in zip(params, here, strict=True) if k in names]
-            plan.update(leaves, grads, [[s[a:b] for s in part] for part in state], t)
-            totals[a:b] += losses
+            if plan.rate is not None:  # the new weights are the old ones and a multiple of the gradient: in one go
+                _descend(leaves, found, -plan.rate)
+            else:
+                grads = [plain(g) for g in found]
+                if plan.clip:
+                    _clip(grads, plan.clip)
+                plan.update(leaves, grads, [[s[a:b] for s in part] for part in state], t)
+            totals[a:b] += plain(losses)
     parts = {k: apart(v) for k, v in params.items()}
     done: list[Fitted] = [None] * len(fits)  # type: ignore[list-item]
     for i, k in enumerate(longest):
         n = len(courses[i].sizes)
         done[k] = Fitted({name: part[i] for name, part in parts.items()}, float(totals[i]) / max(n, 1), n)
     return done
+
+
+def _descend(weights: Sequence[Tensor], grads: Sequence[Tensor | Product], rate: float) -> None:
+    """Every weight and `rate` times its gradient; products are added as they are multiplied out, half the way of memory."""
+    own = {w.untyped_storage().data_ptr() for w in weights}
+    # A factor may be a weight itself, which is about to change.
+    grads = [plain(g) if own & {f.untyped_storage().data_ptr() for f in factors(g)} else g for g in grads]
+    rest = []
+    for w, g in zip(weights, grads, strict=True):
+        if isinstance(g, Product):
+            w.baddbmm_(g.left, g.right, alpha=rate)
+        else:
+            rest.append((w, g))
+    if rest:
+        torch._foreach_add_([w for w, _ in rest], [g for _, g in rest], alpha=rate)
 
 
 def _clip(grads: list[Tensor], limit: float) -> None:

@@ -3,14 +3,17 @@
 A step of a small stack is some thirty operations of torch, of which Python's part (modules, `vmap`, autograd) takes longer than
 the numbers. All of it is the same in every step, so the operations are noted once and from then on called one after another. What
 could make a later step another computation makes a tape useless: chance, a look at a tensor's numbers, a shape that depends on
-them. So does a first rehearsal that does not give the same bits.
+them. So does a first rehearsal, on other numbers, that does not give the same bits.
+
+A result that is a product of matrices, and nothing but a result, is given as its factors: whoever adds it to something need not
+multiply it out first. That rounds otherwise, so a tape is used from the first time on: who saw what before must not show.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -18,55 +21,79 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Compute = Callable[[Sequence[Tensor]], list[Tensor]]
+Tape = Callable[..., list["Tensor | Product"]]
 
 CHANGING = {torch.Tag.nondeterministic_seeded, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 ALIASES = {torch.ops.aten.detach.default, torch.ops.aten.alias.default}  # which only autograd tells from their argument
 LOOKS = {Tensor.numpy, Tensor.tolist, Tensor.item, Tensor.__array__, Tensor.__bool__, Tensor.__float__, Tensor.__int__}
-SIGHTINGS = 3  # from then on a computation is worth writing down: that takes as long as doing it thrice
 KEPT = 256  # tapes
+
+
+class Product(NamedTuple):
+    """Matrices that are to be multiplied, one by one of a batch."""
+
+    left: Tensor
+    right: Tensor
+
+    def tensor(self) -> Tensor:
+        return torch.bmm(self.left, self.right)
+
+
+def plain(result: Tensor | Product) -> Tensor:
+    """Multiplied out."""
+    return result.tensor() if isinstance(result, Product) else result
 
 
 class Useless(Exception):
     """Why something cannot be written down."""
 
 
+def factors(result: Tensor | Product) -> tuple[Tensor, ...]:
+    return tuple(result) if isinstance(result, Product) else ()
+
+
 class Tapes:
     """The computations seen lately, by whatever tells them apart."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[Any, int | Compute | None] = OrderedDict()
+        self._seen: OrderedDict[Any, Tape | None] = OrderedDict()
 
-    def run(self, key: Any, compute: Compute, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """compute(inputs), from a tape if there is one of this key."""
-        known = self._seen.get(key, 0)
-        self._seen[key] = known
-        self._seen.move_to_end(key)
-        if callable(known):
-            with torch._C._AutoDispatchBelowAutograd():
-                return known(*inputs)  # type: ignore[arg-type]
-        if known is None:
-            return compute(inputs)
-        if known + 1 < SIGHTINGS:
-            self._seen[key] = known + 1
+    def run(self, key: Any, compute: Compute, inputs: Sequence[Tensor]) -> Sequence[Tensor | Product]:
+        """compute(inputs), from a tape where that can be."""
+        if key in self._seen:
+            self._seen.move_to_end(key)
+            tape = self._seen[key]
+            if tape is None:
+                return compute(inputs)
+        else:
+            mine = [t.clone() for t in inputs]
+            found, tape = recorded(compute, mine)
+            self._seen[key] = tape
             if len(self._seen) > KEPT:
                 self._seen.popitem(last=False)
-            return compute(inputs)
-        found, self._seen[key] = recorded(compute, inputs)
-        return found
+            if tape is None:  # then that was it: another time its chance would be another
+                for t, m in zip(inputs, mine, strict=True):
+                    t.copy_(m)
+                return found
+        with torch._C._AutoDispatchBelowAutograd():
+            return tape(*inputs)
 
 
-def recorded(compute: Compute, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Compute | None]:
+def recorded(compute: Compute, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Tape | None]:
     """compute(inputs), and its tape, which takes them as arguments; None if it cannot be written down."""
-    before = [t.clone() for t in inputs]
+    mine, theirs = ([t * 0.5 if t.is_floating_point() else t.clone() for t in inputs] for _ in range(2))
     with Recorder(inputs) as recorder, _Looks(recorder):
         found = compute(inputs)
     try:
         tape = recorder.tape(found)
     except Useless:
         return found, None
+    expected = compute(mine)  # of other numbers: what was taken for a constant and is none will show
     with torch._C._AutoDispatchBelowAutograd():
-        again = tape(*before)
-    same = all(torch.equal(a, b) for a, b in zip([*found, *inputs], [*again, *before], strict=True))
+        results = [plain(r) for r in tape(*theirs)]
+    same = all(
+        torch.allclose(a, b, 0, 0, equal_nan=True) for a, b in zip([*expected, *mine], [*results, *theirs], strict=True)
+    )
     return found, tape if same else None
 
 
@@ -81,6 +108,7 @@ class Recorder(TorchDispatchMode):
         self._held: list[Any] = []  # an identity is one's own only while one lives
         self._constants: dict[str, Any] = {}
         self._lines: list[tuple[list[str], str, list[str], bool]] = []  # results, call, arguments, whether it writes
+        self._factors: dict[str, list[str]] = {}  # of products
         self.why: str | None = None  # it cannot be written down
         self._inputs = [self._new(t) for t in inputs]
 
@@ -115,6 +143,8 @@ class Recorder(TorchDispatchMode):
         call = f"{self._constant(func._op)}({', '.join(given)})"
         target = names[0] if isinstance(out, Tensor) else "".join(f"{n}, " for n in names)
         self._lines.append((names, f"{target} = {call}" if names else call, used, func._schema.is_mutable))
+        if func is torch.ops.aten.bmm.default:
+            self._factors[names[0]] = used
 
     def _new(self, t: Tensor) -> str:
         name = f"t{len(self._held)}"
@@ -157,13 +187,24 @@ class Recorder(TorchDispatchMode):
             raise Useless("chance")
         return self._constant(value)
 
-    def tape(self, outputs: Sequence[Tensor]) -> Compute:
+    def tape(self, outputs: Sequence[Tensor]) -> Tape:
         """What was noted, as a function of the inputs that gives these."""
         if self.why is not None:
             raise Useless(self.why)
         results = [self._name(t) for t in outputs]
-        wanted, lines = set(results), []
-        last = set(results) | set(self._inputs)
+        elsewhere = Counter([*results, *(n for _, _, used, _ in self._lines for n in used)])
+        written = {n for _, _, used, writes in self._lines if writes for n in used}
+        given, wanted = [], set()
+        for name in results:
+            both = self._factors.get(name, [])
+            if both and elsewhere[name] == 1 and not written & set(both):
+                given.append(f"Product({', '.join(both)})")
+                wanted |= set(both)
+            else:
+                given.append(name)
+                wanted.add(name)
+        lines = []
+        last = wanted | set(self._inputs)
         for names, code, used, writes in reversed(self._lines):
             if not writes and not wanted & set(names):
                 continue
@@ -172,9 +213,9 @@ class Recorder(TorchDispatchMode):
             last |= set(ended)
             lines.append(f"    {code}" + (f"; del {', '.join(ended)}" if ended else ""))
         head = f"def tape({', '.join(self._inputs)}):"
-        space = dict(self._constants)
-        exec("\n".join([head, *reversed(lines), f"    return [{', '.join(results)}]"]), space)
-        made: Compute = space["tape"]
+        space = {"Product": Product, **self._constants}
+        exec("\n".join([head, *reversed(lines), f"    return [{', '.join(given)}]"]), space)
+        made: Tape = space["tape"]
         return made
 
 
