@@ -60,41 +60,46 @@ class Tapes:
 
     def run(self, key: Any, compute: Compute, inputs: Sequence[Tensor]) -> Sequence[Tensor | Product]:
         """compute(inputs), from a tape where that can be."""
-        if key in self._seen:
-            self._seen.move_to_end(key)
-            tape = self._seen[key]
-            if tape is None:
-                return compute(inputs)
-        else:
-            mine = [t.clone() for t in inputs]
-            found, tape = recorded(compute, mine)
-            self._seen[key] = tape
+        if key not in self._seen:
+            found, self._seen[key] = recorded(compute, inputs)
             if len(self._seen) > KEPT:
                 self._seen.popitem(last=False)
-            if tape is None:  # then that was it: another time its chance would be another
-                for t, m in zip(inputs, mine, strict=True):
-                    t.copy_(m)
-                return found
-        with torch._C._AutoDispatchBelowAutograd():
-            return tape(*inputs)
+            return found
+        self._seen.move_to_end(key)
+        tape = self._seen[key]
+        return compute(inputs) if tape is None else played(tape, inputs)
 
 
-def recorded(compute: Compute, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Tape | None]:
-    """compute(inputs), and its tape, which takes them as arguments; None if it cannot be written down."""
+def recorded(compute: Compute, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor | Product], Tape | None]:
+    """compute(inputs), by its tape if it can be written down; and the tape, which takes the inputs as arguments."""
+    copies = [t.clone() for t in inputs]
+    if any(t.stride() != c.stride() for t, c in zip(inputs, copies, strict=True)):  # numbers that lie upon each other
+        return compute(inputs), None
+    with Recorder(copies) as recorder, _Looks(recorder):
+        found = compute(copies)
+    tape = recorder.tape(found)
+    del recorder  # and all it holds
+    if tape is not None and rehearsed(tape, compute, inputs):
+        return played(tape, inputs), tape
+    for t, c in zip(
+        inputs, copies, strict=True
+    ):  # which have been through it: another time its chance would be another
+        if not torch.equal(t, c):
+            t.copy_(c)
+    return found, None
+
+
+def rehearsed(tape: Tape, compute: Compute, inputs: Sequence[Tensor]) -> bool:
+    """Whether the tape gives the same bits on other numbers: what was taken for a constant and is none will show."""
     mine, theirs = ([t * 0.5 if t.is_floating_point() else t.clone() for t in inputs] for _ in range(2))
-    with Recorder(inputs) as recorder, _Looks(recorder):
-        found = compute(inputs)
-    try:
-        tape = recorder.tape(found)
-    except Useless:
-        return found, None
-    expected = compute(mine)  # of other numbers: what was taken for a constant and is none will show
+    expected, results = compute(mine), [plain(r) for r in played(tape, theirs)]
+    pairs = zip([*expected, *mine], [*results, *theirs], strict=True)
+    return all(torch.allclose(a, b, 0, 0, equal_nan=True) for a, b in pairs)
+
+
+def played(tape: Tape, inputs: Sequence[Tensor]) -> list[Tensor | Product]:
     with torch._C._AutoDispatchBelowAutograd():
-        results = [plain(r) for r in tape(*theirs)]
-    same = all(
-        torch.allclose(a, b, 0, 0, equal_nan=True) for a, b in zip([*expected, *mine], [*results, *theirs], strict=True)
-    )
-    return found, tape if same else None
+        return tape(*inputs)
 
 
 class Recorder(TorchDispatchMode):
@@ -187,11 +192,14 @@ class Recorder(TorchDispatchMode):
             raise Useless("chance")
         return self._constant(value)
 
-    def tape(self, outputs: Sequence[Tensor]) -> Tape:
-        """What was noted, as a function of the inputs that gives these."""
+    def tape(self, outputs: Sequence[Tensor]) -> Tape | None:
+        """What was noted, as a function of the inputs that gives these; None if it cannot be."""
+        try:
+            results = [self._name(t) for t in outputs]
+        except Useless as e:
+            self.why = str(e)
         if self.why is not None:
-            raise Useless(self.why)
-        results = [self._name(t) for t in outputs]
+            return None
         elsewhere = Counter([*results, *(n for _, _, used, _ in self._lines for n in used)])
         written = {n for _, _, used, writes in self._lines if writes for n in used}
         given, wanted = [], set()
