@@ -243,8 +243,13 @@ def turns(a: argparse.Namespace, works: Sequence[str]) -> Iterator[tuple[str, in
 
 
 def commit() -> str:
-    said = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    return said.stdout.strip() or "unknown"
+    """What is measured; the page that this program writes is no change of it."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
+    return (git("describe", "--always") or "unknown") + ("-dirty" if changed else "")
 
 
 def now() -> str:
@@ -332,7 +337,7 @@ def page(about: dict[str, Any], found: dict[str, list[table.Line]], when: dict[s
             "W3's network and 60 images a client, 100 clients (or all there are) in a round. Beyond 1,000 clients there are too "
             "few images for each to be with one client only: every client draws its own 60 of the 60,000.",
             "![growth](growth.png)",
-            *(f"### {n:,} clients\n\n{table.details(some, None)}" for n, some in grown.items()),
+            *(f"### {n:,} clients\n\n{when[f'G{n}']}\n\n{table.details(some, None)}" for n, some in grown.items()),
         ]
     text.append("## How it was measured")
     means = "; ".join(f"{p}: {PEERS[p].threads}" for p in about["versions"])

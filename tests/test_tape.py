@@ -246,3 +246,27 @@ def test_a_module_that_draws_is_trained_without_a_tape() -> None:
     assert together is not None
     for fit, found in zip(fits(loss, task, [None] * 4), together, strict=True):
         assert all(torch.allclose(v, found.params[k], atol=1e-5) for k, v in run_one(fit).params.items())
+
+
+@pytest.mark.parametrize(
+    "plan", [SGD(lr=0.1, batch=6), SGD(lr=0.1, batch=6, momentum=0.9), SGD(lr=0.1, epochs=0), SGD(batch=0)]
+)
+@pytest.mark.parametrize("sizes", [(30, 30, 30, 30), (30, 30, 7, 0), (5, 5, 2, 1)])
+@pytest.mark.parametrize("alike", [True, False])
+def test_clients_that_begin_alike_or_not_and_some_that_never_begin(
+    plan: SGD, sizes: tuple[int, ...], alike: bool
+) -> None:
+    task = Task(lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
+    ready = []
+    for k, fit in enumerate(fits(lambda w, b, _: task.loss(w, b), task, [None] * 4)):
+        params = {n: v + (0.0 if alike else 0.01 * k) for n, v in fit.params.items()}
+        ready.append(replace(fit, plan=plan, params=params, rows=fit.rows.take(torch.arange(sizes[k]))))
+    before = [{n: v.clone() for n, v in f.params.items()} for f in ready]
+    together = stack.run_stack(ready)
+    assert together is not None
+    for fit, found, first in zip(ready, together, before, strict=True):
+        assert all(torch.equal(v, first[n]) for n, v in fit.params.items())  # what is given is not written on
+        if len(fit.rows):
+            assert all(torch.allclose(v, found.params[n], atol=1e-5) for n, v in run_one(fit).params.items())
+        else:
+            assert all(torch.equal(v, first[n]) for n, v in found.params.items())
