@@ -93,7 +93,7 @@ class Simulation(Runtime):
         if most < 1:
             raise Mistake(f"There must be at least one worker, not {workers}.")
         torch.set_num_threads(1)
-        keep_memory(large=True)
+        keep_memory()
         super().__init__(tuple(clients), seed, topology, bench, public)
         self.clients = dict(clients)
         self.faults = faults
