@@ -25,7 +25,7 @@ def _inside(w: Tensor) -> Tensor:
     return w.new_empty_strided(w.shape, (i * h * k, 1, k * i, i)).copy_(w)
 
 
-ALIGN = 64  # bytes: where torch's tensors begin
+ALIGN = 64  # bytes: where torch's tensors begin; kernels may round otherwise at another
 
 
 def apart(stack: Tensor) -> Sequence[Tensor]:

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from kilter import wire
 from kilter.core import Tree
+from kilter.layout import ALIGN
 
-ALIGN = 64  # bytes: torch's own, for kernels may round otherwise at another
 SIZE, COUNT = 64 << 20, 4  # of a worker's compartments; memory is only used once it is written to
 LINUX = sys.platform == "linux"
 

@@ -81,9 +81,8 @@ def recorded(compute: Compute, inputs: Sequence[Tensor]) -> tuple[Sequence[Tenso
     del recorder  # and all it holds
     if tape is not None and rehearsed(tape, compute, inputs):
         return played(tape, inputs), tape
-    for t, c in zip(
-        inputs, copies, strict=True
-    ):  # which have been through it: another time its chance would be another
+    # The copies have been through it, and another time its chance would be another: so that was it.
+    for t, c in zip(inputs, copies, strict=True):
         if not torch.equal(t, c):
             t.copy_(c)
     return found, None
