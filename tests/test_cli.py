@@ -135,7 +135,7 @@ def test_show_draws_the_skew(kilter, tmp_path):
 
 
 def test_ctrl_c_stops_cleanly_says_how_to_resume_and_resume_ends_the_same(kilter, tmp_path):
-    words = [*SMALL, "--rounds", "40"]
+    words = [*SMALL, "--rounds", "300"]  # many: it must not be over before it is stopped
     argv = [sys.executable, "-c", "from kilter.cli import main; main()", "run", *words, "--out", "stopped"]
     process = subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     rounds = Path(tmp_path / "stopped/rounds.jsonl")
