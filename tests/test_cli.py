@@ -134,8 +134,9 @@ def test_show_draws_the_skew(kilter, tmp_path):
     assert (tmp_path / "skew.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_ctrl_c_stops_cleanly_says_how_to_resume_and_resume_ends_the_same(kilter, tmp_path):
-    words = [*SMALL, "--rounds", "300"]  # many: it must not be over before it is stopped
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_ctrl_c_stops_cleanly_says_how_to_resume_and_resume_ends_the_same(kilter, tmp_path, workers):
+    words = [*SMALL[:-1], workers, "--rounds", "100"]  # many: it must not be over before it is stopped
     argv = [sys.executable, "-c", "from kilter.cli import main; main()", "run", *words, "--out", "stopped"]
     process = subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     rounds = Path(tmp_path / "stopped/rounds.jsonl")

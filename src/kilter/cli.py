@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -21,6 +20,7 @@ from kilter.data import DATASETS, PARTITIONS
 from kilter.errors import Mistake, unknown
 from kilter.experiment import PLANS, Experiment
 from kilter.fields import comments, default, options
+from kilter.interrupts import stoppable
 from kilter.methods import methods as all_methods
 from kilter.models import MODELS
 from kilter.net import commands as net_commands
@@ -250,9 +250,8 @@ def resume(
 
 def carry_out(experiment: Experiment, method: Method, fed: Any, store: Store) -> None:
     """Run to the end with progress shown, or stop cleanly and say how to go on."""
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
-        with Progress(experiment.rounds, out) as progress:
+        with stoppable(), Progress(experiment.rounds, out) as progress:
             experiment.run(method, fed, store, progress.see)
     except KeyboardInterrupt:
         err.print(f"Stopped. Go on with: kilter resume {store.folder}")
@@ -271,10 +270,6 @@ def trust(folder: Annotated[Path, typer.Argument(help="a run folder")]) -> None:
 
     for path in draw_or_refuse(folder):
         out.print(f"{path}", soft_wrap=True)
-
-
-def _interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
 
 
 study_commands.add_to(app, experiment_options)

@@ -11,6 +11,7 @@ from typing import Any
 from kilter.core import AtNodes, Method, Params, Tree
 from kilter.errors import Mistake
 from kilter.evaluation import examine_bench, examine_variants, is_personal, mean_of, spread
+from kilter.interrupts import check
 from kilter.runtimes.base import Runtime
 from kilter.store import Store, write
 
@@ -64,6 +65,7 @@ def federate(
             if patience and progress["stale"] >= patience and not last:
                 progress["stopped"] = True
                 report = evaluate(method, fed, state, full=True)
+        check()
         progress["round"] = fed.round
         record = _record(fed, report, time.perf_counter() - began)
         progress["seconds"] += record["seconds"]
@@ -91,6 +93,7 @@ def _begin(
     began = time.perf_counter()
     fed.round = 0
     state = method.setup(fed)
+    check()
     record = _record(fed, {}, time.perf_counter() - began)
     progress: dict[str, Any] = {
         "round": 0,

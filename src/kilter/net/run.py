@@ -9,7 +9,6 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import grpc
 from rich.console import Console
@@ -18,6 +17,7 @@ from kilter import data as kdata
 from kilter.core import Rows
 from kilter.errors import Mistake, unknown
 from kilter.experiment import Experiment, read_toml
+from kilter.interrupts import stoppable
 from kilter.net import terms, tls
 from kilter.net.door import STATUS, Door
 from kilter.net.frames import OPTIONS
@@ -57,8 +57,8 @@ def serve(
     out.print(
         f"Listening on {listen.rpartition(':')[0]}:{door.port} as {me.name if me else 'anyone'}; run folder {lead.where}"
     )
-    signal.signal(signal.SIGTERM, _interrupt)
-    lead.run(door, me.name if me else "server", out, metrics)
+    with stoppable():
+        lead.run(door, me.name if me else "server", out, metrics)
 
 
 def join(
@@ -92,8 +92,8 @@ def join(
 
         asyncio.run(rehearse(site, server, server_name, out.print))
         return
-    signal.signal(signal.SIGTERM, _interrupt)
-    asyncio.run(attend(site, server, server_name, give_up))
+    with stoppable(signal.SIGTERM):  # asyncio has its own way with Ctrl-C
+        asyncio.run(attend(site, server, server_name, give_up))
 
 
 def peer(
@@ -155,8 +155,8 @@ def peer(
         office.status = board.read
         if metrics:
             board.publish(metrics)
-        signal.signal(signal.SIGTERM, _interrupt)
-        rounds(experiment, facts, fed, store, board, out)
+        with stoppable():
+            rounds(experiment, facts, fed, store, board, out)
     show_result(where, out)
 
 
@@ -187,7 +187,3 @@ def _logging(quiet: bool) -> None:
     logger.handlers[:] = [handler]
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
     logger.propagate = False
-
-
-def _interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt

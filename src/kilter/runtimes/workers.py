@@ -129,7 +129,8 @@ def _serve(pipe: Connection, foreign: list[Connection], shelf: Shelf, boards: tu
     """A worker's life."""
     for other in foreign:  # the parent's ends, inherited by the fork: with them open nobody would see the parent go
         other.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     if hasattr(os, "SCHED_BATCH"):  # the parent hands out orders to all before one of them takes its processor
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -155,4 +156,7 @@ def _serve(pipe: Connection, foreign: list[Connection], shelf: Shelf, boards: tu
             answer = packed(written(done), room)
         except Exception:  # something that cannot be sent: say so of the nodes it is true of
             answer = packed(apologies(done), room)
-        pipe.send_bytes(answer)
+        try:
+            pipe.send_bytes(answer)
+        except OSError:  # the parent did not wait for it: it was stopped
+            return

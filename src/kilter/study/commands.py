@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ import typer
 from rich.console import Console
 
 from kilter.errors import Mistake, unknown
+from kilter.interrupts import stoppable
 
 LISTS = ("data", "partition", "topology", "model")  # options that may name several, with commas
 Command = Callable[..., None]
@@ -113,16 +113,13 @@ def carry_on(study: Any, path: Path, jobs: str) -> None:
 
     console = Console(highlight=False)
 
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     if jobs != "auto":
         whole(jobs, "--jobs", least=1)
     chosen = worker_count(jobs)
     at_once = cores() if chosen == "auto" else chosen
-    signal.signal(signal.SIGTERM, interrupt)
     try:
-        results = conduct(study, path, at_once, console, f"kilter {shlex.join(sys.argv[1:])}")
+        with stoppable():
+            results = conduct(study, path, at_once, console, f"kilter {shlex.join(sys.argv[1:])}")
     except KeyboardInterrupt:
         console.print(f"Stopped. Nothing is lost in '{path}': the same command goes on from there.", markup=False)
         raise typer.Exit(130) from None
