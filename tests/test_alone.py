@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from kilter.core import Fit, Rows
-from kilter.stacking import alone
+from kilter.stacking import alone, winograd
 from kilter.stacking.alone import Alone, weights_gradient
 from kilter.stacking.chance import Dice
 from kilter.tasks import Task
@@ -39,12 +39,16 @@ NET = nn.Sequential(
 )
 
 
-def test_a_wide_convolution_trains_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The large way, forced on small layers, beside torch's own."""
+def small_fit() -> Fit:
     rng = torch.Generator().manual_seed(0)
     rows = Rows.of(x=torch.randn(40, 2, 8, 8, generator=rng), y=torch.randint(0, 2, (40,), generator=rng))
     task = Task(NET)
-    fit = Fit(lambda w, b, _: task.loss(w, b), task.init(0), rows, SGD(lr=0.1, batch=8), seed=1)
+    return Fit(lambda w, b, _: task.loss(w, b), task.init(0), rows, SGD(lr=0.1, batch=8), seed=1)
+
+
+def test_a_wide_convolution_trains_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The large way, forced on small layers, beside torch's own."""
+    fit = small_fit()
     plain = run_one(fit).params
     used: list[Tensor] = []
     real = alone.weights_gradient
@@ -55,13 +59,45 @@ def test_a_wide_convolution_trains_as_any_other(monkeypatch: pytest.MonkeyPatch)
     assert all(torch.allclose(wide[k], v, atol=1e-6) for k, v in plain.items())
 
 
+def test_winograds_way_trains_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forced on a small layer, which has a bias, beside torch's own."""
+    fit = small_fit()
+    plain = run_one(fit).params
+    used: list[int] = []
+    real = winograd.weights_gradient
+    monkeypatch.setattr(alone, "CHANNELS", 1)
+    monkeypatch.setattr(winograd, "tile", lambda *_: 4)
+    monkeypatch.setattr(winograd, "weights_gradient", lambda *given: used.append(1) or real(*given))
+    other = run_one(fit).params
+    assert len(used) == 5  # the layer without a stride
+    assert all(torch.allclose(other[k], v, atol=1e-5) for k, v in plain.items())
+
+
+@pytest.mark.parametrize("m", [0, 4])
+def test_a_gradient_has_a_gradient(m: int) -> None:
+    """A loss may hold a gradient (FedMix's does)."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, 6, 6, generator=rng, requires_grad=True)
+    w = torch.randn(4, 3, 3, 3, generator=rng, requires_grad=True)
+    b = torch.randn(4, generator=rng, requires_grad=True)
+
+    def twice(out: Tensor) -> list[Tensor]:
+        (inner,) = torch.autograd.grad(out.pow(3).sum(), [x], create_graph=True)
+        return list(torch.autograd.grad(inner.pow(2).sum(), [x, w, b]))
+
+    found = twice(alone._Large.apply(x, w, b, (1, 1), (1, 1), m))
+    expected = twice(torch.conv2d(x, w, b, padding=1))
+    assert all(torch.allclose(f, e, rtol=1e-3) for f, e in zip(found, expected, strict=True))
+
+
 def test_only_large_plain_convolutions_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = torch.randn(1, 4, 6, 6), torch.randn(4, 2, 3, 3, requires_grad=True)
     monkeypatch.setattr(alone, "WIDE", 1)
-    monkeypatch.setattr(alone._Wide, "apply", None)
+    monkeypatch.setattr(alone._Large, "apply", None)
     with Alone(Dice(0)):
         torch.nn.functional.conv2d(x, w, groups=2)
         torch.nn.functional.conv2d(x[:, :2], w, dilation=2)
         torch.nn.functional.conv2d(x[:, :2], w, padding="same")
         torch.nn.functional.conv2d(x[0, :2], w)
         torch.nn.functional.conv2d(x[:, :2], w.detach())
+        torch.nn.functional.conv2d(x[:, :2].double(), w.double())

@@ -178,7 +178,7 @@ def clip_(grads: list[Tensor], limit: float) -> None:
 
 def run_one(fit: Fit) -> Fitted:
     """One node's training, step by step."""
-    params = {k: v.clone() for k, v in channels_inside(fit.params).items()}
+    params = {k: v.clone() if v is fit.params[k] else v for k, v in channels_inside(fit.params).items()}
     names = trainable(fit)
     leaves = [params[k].requires_grad_() for k in names]
     state = fit.plan.begin(leaves)

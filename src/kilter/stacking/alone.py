@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,9 +10,11 @@ from torch import Tensor
 from torch.nn.functional import conv2d
 from torch.nn.modules.utils import _pair
 
+from kilter.stacking import winograd
 from kilter.stacking.chance import Dice, Draws
 
 WIDE = 500_000  # weights of a convolution; from here on its weights' gradient is faster as a product of matrices
+CHANNELS = 64  # in and out; from here on a convolution with 3x3 filters is faster Winograd's way
 
 
 class Alone(Draws):
@@ -32,30 +35,49 @@ class Alone(Draws):
         groups: int = 1,
     ) -> Tensor:
         plain = groups == 1 and _pair(dilation) == (1, 1) and not isinstance(padding, str) and input.dim() == 4
-        if plain and weight.numel() >= WIDE and weight.requires_grad and type(weight) is Tensor:
-            out: Tensor = _Wide.apply(input, weight, bias, _pair(stride), _pair(padding))  # type: ignore[no-untyped-call]
-            return out
+        if plain and weight.requires_grad and type(weight) is Tensor and input.dtype == weight.dtype == torch.float32:
+            m = _tile(input, weight, _pair(stride), _pair(padding))
+            if m or weight.numel() >= WIDE:
+                out: Tensor = _Large.apply(input, weight, bias, _pair(stride), _pair(padding), m)  # type: ignore[no-untyped-call]
+                return out
         return conv2d(input, weight, bias, stride, padding, dilation, groups)
 
 
-class _Wide(torch.autograd.Function):
-    """torch's convolution but for the weights' gradient: with 512 channels torch takes twice as long for it."""
+def _tile(x: Tensor, w: Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> int:
+    """Winograd's m for this convolution; 0: none."""
+    if w.shape[2:] != (3, 3) or stride != (1, 1) or max(padding) > 2 or min(w.shape[:2]) < CHANNELS:
+        return 0
+    high, wide = (size + 2 * p - 2 for size, p in zip(x.shape[2:], padding, strict=True))
+    return winograd.tile(len(x), high, wide, w.shape[1], w.shape[0])
+
+
+class _Large(torch.autograd.Function):
+    """torch's convolution by other kernels: Winograd's with m; else only the weights' gradient, which with 512 channels takes torch
+    twice as long."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, stride: Any, padding: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, stride: Any, padding: Any, m: int) -> Tensor:
         ctx.save_for_backward(x, w)
-        ctx.stride, ctx.padding = stride, padding
-        return conv2d(x, w, b, stride, padding)
+        ctx.stride, ctx.padding, ctx.m = stride, padding, m
+        if not m:
+            return conv2d(x, w, b, stride, padding)
+        y = winograd.convolve(x, w, padding, m)
+        return y if b is None else y.add_(b[:, None, None])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, w = ctx.saved_tensors
-        dx = None
-        if ctx.needs_input_grad[0]:
-            settings = (list(ctx.stride), list(ctx.padding), [1, 1], False, [0, 0], 1, [True, False, False])
-            dx = torch.ops.aten.convolution_backward(grad, x, w, None, *settings)[0]
-        db = grad.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None
-        return dx, weights_gradient(x, grad, w.shape[2:], ctx.stride, ctx.padding), db, None, None
+        to_x, to_w, to_b, *_ = ctx.needs_input_grad
+        settings = (list(ctx.stride), list(ctx.padding), [1, 1], False, [0, 0], 1)
+        by_torch = partial(torch.ops.aten.convolution_backward, grad, x, w, [len(w)] if to_b else None, *settings)
+        if torch.is_grad_enabled():  # the gradient's gradient will be asked for, which only torch's own has
+            return (*by_torch([to_x, to_w, to_b]), None, None, None)
+        db = grad.sum((0, 2, 3)) if to_b else None
+        if ctx.m:
+            dx = winograd.input_gradient(grad, w, ctx.padding, ctx.m) if to_x else None
+            return dx, winograd.weights_gradient(x, grad, ctx.padding, ctx.m), db, None, None, None
+        dx = by_torch([True, False, False])[0] if to_x else None
+        return dx, weights_gradient(x, grad, w.shape[2:], ctx.stride, ctx.padding), db, None, None, None
 
 
 def weights_gradient(x: Tensor, grad: Tensor, kernel: Any, stride: Any, padding: Any) -> Tensor:
