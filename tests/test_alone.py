@@ -90,6 +90,31 @@ def test_a_gradient_has_a_gradient(m: int) -> None:
     assert all(torch.allclose(f, e, rtol=1e-3) for f, e in zip(found, expected, strict=True))
 
 
+def test_a_loss_may_use_transforms_of_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alone, "CHANNELS", 1)
+    monkeypatch.setattr(winograd, "tile", lambda *_: 2)
+    x, w = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3)
+
+    def gradient() -> Tensor:
+        found: Tensor = torch.func.grad(lambda v: torch.nn.functional.conv2d(x, v).pow(2).sum())(w)
+        return found
+
+    expected = gradient()
+    with Alone(Dice(0)):
+        assert torch.equal(gradient(), expected)
+
+
+def test_a_model_that_is_looked_at_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, rng = Task(NET), torch.Generator().manual_seed(0)
+    x, params = torch.randn(9, 2, 8, 8, generator=rng), task.init(0)
+    plain = task.predict(params, x)
+    monkeypatch.setattr(alone, "CHANNELS", 1)
+    monkeypatch.setattr(winograd, "tile", lambda *_: 4)
+    quick = task.predict(params, x)
+    assert not torch.equal(quick, plain)
+    assert torch.allclose(quick, plain, atol=1e-5)
+
+
 def test_only_large_plain_convolutions_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = torch.randn(1, 4, 6, 6), torch.randn(4, 2, 3, 3, requires_grad=True)
     monkeypatch.setattr(alone, "WIDE", 1)

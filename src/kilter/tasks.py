@@ -17,6 +17,7 @@ from kilter.errors import Mistake
 from kilter.layout import channels_inside, pool_first
 from kilter.metrics import Metric, measure
 from kilter.params import BUFFER, count, weights
+from kilter.stacking.alone import Quick
 
 EVAL_BATCH = 250  # rows in one evaluation batch
 
@@ -150,7 +151,8 @@ class Task:
     @torch.no_grad()
     def batched(self, f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """f(x), computed in batches and without gradients: `task.batched(lambda x: task.features(params, x), x)`."""
-        return torch.cat([f(part) for part in x.split(EVAL_BATCH)])
+        with Quick():
+            return torch.cat([f(part) for part in x.split(EVAL_BATCH)])
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         """The task's metrics of these outputs."""

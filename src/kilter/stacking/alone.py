@@ -1,7 +1,8 @@
-"""One client by itself: how layers are computed that are too large for a stack."""
+"""One model by itself: how layers are computed that are too large for a stack."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
 from torch.nn.modules.utils import _pair
+from torch.overrides import TorchFunctionMode
 
 from kilter.stacking import winograd
 from kilter.stacking.chance import Dice, Draws
@@ -18,29 +20,40 @@ CHANNELS = 64  # in and out; from here on a convolution with 3x3 filters is fast
 
 
 class Alone(Draws):
-    """While this is on, chance is the client's own, and large convolutions learn faster."""
+    """While this is on, chance is the client's own, and large convolutions are quicker."""
 
     def __init__(self, dice: Dice) -> None:
         super().__init__(None, [dice])
-        self.own[conv2d] = self.conv2d
+        self.own[conv2d] = quick_conv2d
 
-    def conv2d(
-        self,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> Tensor:
-        plain = groups == 1 and _pair(dilation) == (1, 1) and not isinstance(padding, str) and input.dim() == 4
-        if plain and weight.requires_grad and type(weight) is Tensor and input.dtype == weight.dtype == torch.float32:
-            m = _tile(input, weight, _pair(stride), _pair(padding))
-            if m or weight.numel() >= WIDE:
-                out: Tensor = _Large.apply(input, weight, bias, _pair(stride), _pair(padding), m)  # type: ignore[no-untyped-call]
-                return out
-        return conv2d(input, weight, bias, stride, padding, dilation, groups)
+
+class Quick(TorchFunctionMode):
+    """While this is on, large convolutions are quicker: for whoever only looks at a model."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return (quick_conv2d if func is conv2d else func)(*args, **(kwargs or {}))
+
+
+def quick_conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    """torch's, by other kernels where they are faster."""
+    plain = groups == 1 and _pair(dilation) == (1, 1) and not isinstance(padding, str) and input.dim() == 4
+    transformed = torch._C._are_functorch_transforms_active()  # a loss may use torch.func
+    if plain and not transformed and input.dtype == weight.dtype == torch.float32:
+        m = _tile(input, weight, _pair(stride), _pair(padding))
+        if m or (weight.requires_grad and weight.numel() >= WIDE):
+            out: Tensor = _Large.apply(input, weight, bias, _pair(stride), _pair(padding), m)  # type: ignore[no-untyped-call]
+            return out
+    return conv2d(input, weight, bias, stride, padding, dilation, groups)
 
 
 def _tile(x: Tensor, w: Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> int:
@@ -75,7 +88,8 @@ class _Large(torch.autograd.Function):
         db = grad.sum((0, 2, 3)) if to_b else None
         if ctx.m:
             dx = winograd.input_gradient(grad, w, ctx.padding, ctx.m) if to_x else None
-            return dx, winograd.weights_gradient(x, grad, ctx.padding, ctx.m), db, None, None, None
+            dw = winograd.weights_gradient(x, grad, ctx.padding, ctx.m) if to_w else None
+            return dx, dw, db, None, None, None
         dx = by_torch([True, False, False])[0] if to_x else None
         return dx, weights_gradient(x, grad, w.shape[2:], ctx.stride, ctx.padding), db, None, None, None
 
