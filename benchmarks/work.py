@@ -20,6 +20,8 @@ from torch.nn.functional import cross_entropy
 
 LR, BATCH = 0.01, 32
 MU = 0.01  # FedProx's pull
+SLOWER = 1.2  # times as long in the first repetition: that setting of a peer is not repeated
+TRIAL = 32  # images of each client in a trial, by which W4's settings are chosen
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ WORKS = {
 }
 WORKS |= {f"W5-{m}": replace(WORKS["W1"], method=m) for m in ("fedprox", "scaffold", "feddisk")}
 WORKS |= {f"G{n}": Work("mnist", n, 60, min(n, 100), "mlp", 6) for n in (10, 100, 1000, 10_000)}
+GROWTH = tuple(w for w in WORKS if w.startswith("G"))
 
 
 # ---- data ----

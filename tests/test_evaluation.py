@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kilter import federate
-from small import bench, federation, method, quadratic, quadratic_task
+from kilter import evaluation, federate
+from kilter.methods.fedavg import FedAvg
+from kilter.train import SGD
+from small import bench, federation, method, mlp_task, quadratic, quadratic_task
 
 
 def by_hand(outputs: torch.Tensor, mine: torch.Tensor) -> float:
@@ -50,3 +52,35 @@ def test_without_classes_or_a_common_test_set_there_is_no_such_measure() -> None
     clients = {"a": quadratic([1.0], [0.0])}
     with federation(clients, bench=clients["a"].test) as fed:
         assert federate(method("fedavg", quadratic_task([1.0])), fed, 1).summary["local_accuracy"] is None
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("part", [40, 120, 1000])
+def test_processes_share_the_common_test_set(monkeypatch: pytest.MonkeyPatch, workers: int, part: int) -> None:
+    """More parts than nodes, fewer, and one: always all rows in order, and no traffic."""
+    monkeypatch.setattr(evaluation, "PART", part)
+    m = method("fedavg")
+    state = m.task.init(0)
+    with federation(workers=workers) as fed:
+        fed.bind(m)
+        found = fed.look(m, state)
+        record = fed.ledger.close()
+    assert found is not None
+    assert torch.equal(found, torch.cat([m.predict(state, x) for x in bench()["x"].split(part)]))
+    assert not any(record[k] for k in record if "bytes" in k)
+
+
+def test_an_error_in_a_part_is_told_after_all_have_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(FedAvg):
+        def predict(self, state, x):  # type: ignore[no-untyped-def]
+            if not state:
+                raise ValueError("nothing to predict with")
+            return super().predict(state, x)
+
+    monkeypatch.setattr(evaluation, "PART", 40)
+    m = Broken(task=mlp_task(), local=SGD(lr=0.1))
+    with federation(workers=2) as fed:
+        fed.bind(m)
+        with pytest.raises(RuntimeError, match="nothing to predict with"):
+            fed.look(m, {})
+        assert fed.look(m, m.task.init(0)) is not None

@@ -288,7 +288,7 @@ class Method(ABC):
         return found
 
     def predict(self, state: Tree, x: Tensor) -> Tensor | None:
-        """Outputs of the global model; None where the method has none."""
+        """Outputs of the global model, of every row by itself; None where the method has none."""
         model = self.model(state)
         return None if model is None else self.task.predict(model, x)
 

@@ -13,6 +13,7 @@ from kilter.core import Method, Node, Rows, Tree
 from kilter.metrics import confusion, local_accuracy, per_class, recalls
 
 GLIMPSE = 2000  # rows of the common test set on which every node's own model is looked at between rounds
+PART = 1000  # rows of it that a process looks at in one go
 
 
 def is_personal(method: Method) -> bool:
@@ -64,14 +65,22 @@ def by_class(method: Method, outputs: Tensor, y: Tensor) -> dict[str, Any] | Non
     return {"accuracy": float(counts.diagonal().sum().double() / counts.sum()), "recalls": recalls(counts)}
 
 
+def parts(rows: Rows) -> int:
+    """In how many parts the common test set is looked at: the same ones whoever does it, and so are the numbers."""
+    return max(1, -(-len(rows) // PART))
+
+
+def look(method: Method, state: Tree, rows: Rows, part: int) -> Tensor | None:
+    """What the global model says of this part of the common test set."""
+    chosen = rows.take(torch.arange(part * PART, min((part + 1) * PART, len(rows))))
+    return method.predict(state, chosen["x"])
+
+
 def examine_bench(
-    method: Method, state: Tree, rows: Rows, full: bool
+    method: Method, outputs: Tensor | None, y: Tensor, full: bool
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """The global model on the common test set, every class by itself when asked in full; and what nodes are told of it."""
-    outputs = method.predict(state, rows["x"])
-    if outputs is None:
-        return None, None
-    return judge(method, outputs, rows["y"], full), by_class(method, outputs, rows["y"])
+    return (None, None) if outputs is None else (judge(method, outputs, y, full), by_class(method, outputs, y))
 
 
 def examine_variants(method: Method, state: Tree, rows: Rows, full: bool) -> dict[str, dict[str, Any]]:

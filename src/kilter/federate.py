@@ -121,7 +121,9 @@ def evaluate(method: Method, fed: Runtime, state: Tree, full: bool) -> dict[str,
     """Every node's report, and the common test set: `global` is the global model there, or the mean of the nodes' own."""
     alone = isinstance(state, AtNodes)
     shown = state if alone else method.shared(state)
-    found, seen = (None, None) if alone or fed.bench is None else examine_bench(method, state, fed.bench, full)
+    found = seen = None
+    if fed.bench is not None and not alone:
+        found, seen = examine_bench(method, fed.look(method, state), fed.bench["y"], full)
     clients = dict(fed.call(":evaluate", {"state": shown, "full": full, "seen": seen}, training=False))
     reports = list(clients.values())
     return {

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kilter import wire
 from kilter.chance import derive_each
@@ -32,6 +33,7 @@ from kilter.core import (
     Unread,
 )
 from kilter.errors import Mistake
+from kilter.evaluation import look, parts
 from kilter.ledger import Ledger
 from kilter.robust import robust
 from kilter.runtimes.box import Shape, absurd
@@ -117,6 +119,11 @@ class Runtime(Federation):
         aggregates = self.topology.kind != "star" or name == SERVER  # now or in its turn
         public = self.public if aggregates else None
         return Node(name, data, self.seed, round, step, state, peers, public, self.bench)
+
+    def look(self, method: Method, state: Tree) -> Tensor | None:
+        """What the global model says of the common test set; None if there is no such model."""
+        assert self.bench is not None
+        return joined(look(method, state, self.bench, part) for part in range(parts(self.bench)))
 
     def after(self, round: int) -> int:
         """The round that follows this one; a participant that was away skips to where the others are."""
@@ -262,6 +269,12 @@ class Runtime(Federation):
         if self.role and self.role != self.aggregator:
             self.ledger.letter(self.role, self.aggregator, wire.size(state))
         self.role = self.aggregator
+
+
+def joined(found: Iterable[Tensor | None]) -> Tensor | None:
+    """Outputs part by part as one, if there are any."""
+    outputs = [part for part in found if part is not None]
+    return torch.cat(outputs) if outputs else None
 
 
 @dataclass

@@ -1,9 +1,9 @@
 """The nodes' side of every runtime: find a step by its name, run it at nodes, perform the fits they yield.
 
 Steps are found by name because code never travels: a worker, a cluster node and a hospital each have the method already.
-Besides the method's own steps there are four that belong to the framework: `:evaluate`, and for peers `:adopt`, by which every
-node takes up the first state, and `spread:train` and `gather:combine`, the two halves of `pool` where every node aggregates for
-itself.
+Besides the method's own steps there are some that belong to the framework: `:evaluate`, by which nodes examine models; `:look`, by
+which a simulator's processes share the common test set; and for peers `:adopt`, by which every node takes up the first state, and
+`spread:train` and `gather:combine`, the two halves of `pool` where every node aggregates for itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from kilter import train
 from kilter.core import AtNodes, Fit, Method, Node, Note, Post, Replies, Step, Tree, Unread
 from kilter.errors import Mistake
-from kilter.evaluation import examine
+from kilter.evaluation import examine, look
 from kilter.robust import robust
 from kilter.wire import Facts
 
@@ -56,6 +56,8 @@ def resolve(method: Method, name: str) -> Step:
             isinstance(message["state"], AtNodes),
             message.get("seen"),
         )
+    if name == ":look":
+        return lambda node, message: _look(method, node, message)
     if name == ":adopt":
         return _adopt
     found: Any = getattr(method, inner, None)
@@ -70,6 +72,12 @@ def resolve(method: Method, name: str) -> Step:
 
 def _own(node: Node, state: Tree) -> Tree:
     return node.state[POOL] if isinstance(state, AtNodes) else state
+
+
+def _look(method: Method, node: Node, message: Tree) -> list[Tree]:
+    """What the global model says of those parts of the common test set that fall to this node's process."""
+    assert node.bench is not None
+    return [look(method, message["state"], node.bench, part) for part in message["parts"][node.id]]
 
 
 def _run(out: Any) -> Generator[Fit, Any, Any]:

@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, Self
 
 import torch
+from torch import Tensor
 
 from kilter import wire
 from kilter.chance import derive
 from kilter.core import Data, Mail, Method, Post, Rows, Tree
 from kilter.errors import Mistake
+from kilter.evaluation import parts
 from kilter.layout import keep_memory
 from kilter.runtimes.answers import Outcome, State
-from kilter.runtimes.base import Runtime, fingerprint
+from kilter.runtimes.base import Runtime, fingerprint, joined
 from kilter.runtimes.box import have_one_shape, odd_ones
 from kilter.runtimes.host import Done, perform, resolve
 from kilter.runtimes.pace import Pace, Share, cores
@@ -146,6 +148,28 @@ class Simulation(Runtime):
             for i, (done, state) in self.run_here(name, round, {i: messages[i] for i in chunk}, states).items():
                 yield i, done, state
 
+    def _share_out(
+        self,
+        name: str,
+        chunks: Sequence[Sequence[str]],
+        messages: Mapping[str, Tree],
+        states: Mapping[str, State],
+    ) -> Iterator[tuple[str, Done, State | None]]:
+        """By as many processes as prove fastest, this one alone among the choices."""
+        share = self._pace.choose(name, len(chunks)) if self._pace else None
+        if self._pool is None or share:  # a cluster has as many as are free
+            self.shared[name] = min(share.workers, len(chunks)) if share else 1
+        began, work = time.perf_counter(), 0
+        if self._pool is None or (share and share.workers == 1):
+            answers = self._run_all(name, self.round, chunks, messages, states)
+        else:
+            answers = self._pool.run(name, self.round, chunks, messages, states, share)
+        for i, d, state in answers:
+            work += sum(steps for _, steps in d.fits) or 1
+            yield i, d, state
+        if self._pace and share:
+            self._pace.timed(name, share, time.perf_counter() - began, work)
+
     def perform(self, name: str, messages: Mapping[str, Tree]) -> Mapping[str, Done]:
         done: dict[str, Done] = {}
         present: dict[str, Tree] = {}
@@ -159,28 +183,34 @@ class Simulation(Runtime):
         states = {i: self.states.get(i, {}) for i in present}
         # Who is trained with whom never depends on the number of workers, so neither do the results.
         chunks = compose({i: len(self.clients[i].train) for i in present}, self._width)
-        share = self._pace.choose(name, len(chunks)) if self._pace else None
-        if self._pool is None or share:  # a cluster has as many as are free
-            self.shared[name] = min(share.workers, len(chunks)) if share else 1
-        pile, began, work = Pile(), time.perf_counter(), 0
-        if self._pool is None or (share and share.workers == 1):
-            answers = self._run_all(name, self.round, chunks, present, states)
-        else:
-            answers = self._pool.run(name, self.round, chunks, present, states, share)
-        for i, d, state in answers:
-            work += sum(steps for _, steps in d.fits) or 1
+        pile = Pile()
+        for i, d, state in self._share_out(name, chunks, present, states):
             d.kept = pile.put(d.kept, d.seen.size if d.seen else None)
             done[i] = d
             if state is not None:
                 self.states[i] = state
                 self.changed.add(i)
-        if self._pace and share:
-            self._pace.timed(name, share, time.perf_counter() - began, work)
         # Not before all have answered, and the first in order: the same error for any number of workers.
         for i in messages:
             if (error := done[i].error) is not None and not isinstance(error, Absent):
                 raise error
         return done
+
+    def look(self, method: Method, state: Tree) -> Tensor | None:
+        """Every process looks at parts of it; nodes only lend their names, and nothing of it is traffic."""
+        assert self.bench is not None
+        count = parts(self.bench)
+        mine = {i: list(range(k, count, len(self.ids))) for k, i in enumerate(self.ids[:count])}
+        message = {"state": state, "parts": mine}
+        nothing: dict[str, State] = {i: {} for i in mine}
+        answers = self._share_out(":look", [[i] for i in mine], dict.fromkeys(mine, message), nothing)
+        done = {i: d for i, d, _ in answers}
+        found: dict[int, Tensor | None] = {}
+        for i, own in mine.items():
+            if (error := done[i].error) is not None:
+                raise error
+            found |= zip(own, done[i].reply, strict=True)
+        return joined(found[k] for k in range(count))
 
     def deliver(self, posts: Mapping[str, Post], name: str) -> Mail:
         """As on a network, each looks at the letters that are to be pooled before it reads them; numbers were looked at."""
