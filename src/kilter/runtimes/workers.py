@@ -92,7 +92,7 @@ class Workers:
                 came.append(self._shelves[worker].read(self._receive(worker), room.pop(worker)))
                 idle.append(worker)
             while came:
-                yield from ((i, d, copied(state)) for i, d, state in read(came.pop()))
+                yield from ((i, d, copied(state)) for answer in came.pop() for i, d, state in read(answer))
 
     def _send(self, worker: int, data: bytes) -> None:
         try:
@@ -145,17 +145,17 @@ def _serve(pipe: Connection, foreign: list[Connection], shelf: Shelf, boards: tu
         if order["broadcast"]:
             message = broadcasts.read(order["broadcast"])
         own = orders.read(order["own"])
-        done: dict[str, Outcome] = {}
+        done: list[dict[str, Outcome]] = []  # of each chunk: what was trained together is in one piece
         for chunk in order["chunks"]:
             messages = {i: own["messages"].get(i, message) for i in chunk}
             try:
-                done |= work(order["step"], order["round"], messages, own["states"])
+                done.append(work(order["step"], order["round"], messages, own["states"]))
             except BaseException as e:  # whatever it is, the worker lives on
-                done |= dict.fromkeys(chunk, (Done(error=e), None))
+                done.append(dict.fromkeys(chunk, (Done(error=e), None)))
         try:
-            answer = packed(written(done), room)
+            answer = packed([written(d) for d in done], room)
         except Exception:  # something that cannot be sent: say so of the nodes it is true of
-            answer = packed(apologies(done), room)
+            answer = packed([apologies(d) for d in done], room)
         try:
             pipe.send_bytes(answer)
         except OSError:  # the parent did not wait for it: it was stopped
