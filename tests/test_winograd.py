@@ -74,6 +74,7 @@ def test_it_is_chosen_where_it_pays() -> None:
     assert winograd.tile(32, 4, 4, 512, 512) == 2  # one tile a row: to transform the filters costs more than it saves
     assert winograd.tile(4, 4, 4, 512, 512) == 0
     assert winograd.tile(32, 32, 32, 8, 8) == 0  # few channels: to transform the tiles does
+    assert winograd.tile(2, 512, 512, 64, 64) == 0  # a large picture, transformed, takes too much memory
 
 
 def test_the_known_matrices_for_two_outputs() -> None:

@@ -11,13 +11,14 @@ kernels have 2e-7 to 2e-6. ResNet-18 with GroupNorm after two steps is 1.1e-2 of
 from __future__ import annotations
 
 from functools import cache
-from math import prod
+from math import inf, prod
 
 import torch
 from torch import Tensor
 
 POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 2 / 3, -2 / 3, 3 / 2, -3 / 2)}  # and infinity
 BLOCK = 1 << 20  # numbers of transformed input at a time: they should stay in the cache
+LARGEST = 1 << 23  # numbers of one row, transformed: beyond, memory is dear
 GAIN = 1.2  # how many times fewer multiplications are worth the trouble
 
 
@@ -26,8 +27,10 @@ def tile(rows: int, high: int, wide: int, inputs: int, outputs: int) -> int:
 
     def work(m: int) -> float:
         """Per input and output channel: the products, the transforms of both sides, and of the filters."""
-        places = (m + 2) ** 2
-        return places * (rows * -(-high // m) * -(-wide // m) * (1 + places / outputs + m * m / inputs) + 64)
+        places, tiles = (m + 2) ** 2, -(-high // m) * -(-wide // m)
+        if places * tiles * max(inputs, outputs) > LARGEST:
+            return inf
+        return places * (rows * tiles * (1 + places / outputs + m * m / inputs) + 64)
 
     best = min(POINTS, key=work)
     return best if GAIN * work(best) < 9 * rows * high * wide else 0
