@@ -92,6 +92,7 @@ def growth(found: Mapping[int, Sequence[table.Line]], path: Path) -> None:
         ax.spines[["top", "right"]].set_visible(False)
     left.set_yscale("log")
     right.set_ylim(bottom=0)
-    left.legend(fontsize=8, frameon=False, loc="lower right")
+    names = left.get_legend_handles_labels()
+    figure.legend(*names, fontsize=8, frameon=False, loc="outside upper center", ncols=len(names[1]))
     figure.savefig(path, dpi=150)
     plt.close(figure)
