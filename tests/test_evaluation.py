@@ -84,3 +84,11 @@ def test_an_error_in_a_part_is_told_after_all_have_answered(monkeypatch: pytest.
         with pytest.raises(RuntimeError, match="nothing to predict with"):
             fed.look(m, {})
         assert fed.look(m, m.task.init(0)) is not None
+
+
+def test_a_site_without_a_common_test_set_does_not_look() -> None:
+    m = method("fedavg")
+    with federation(bench=None) as fed:
+        fed.bind(m)
+        done = fed.run_here(":look", 0, {"a": {"state": {}, "parts": {"a": [0]}}}, {"a": {}})
+    assert "there is none here" in str(done["a"][0].error)

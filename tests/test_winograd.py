@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kilter.stacking import winograd
+from kilter.core import Fit, Rows
+from kilter.models import build
+from kilter.stacking import alone, winograd
+from kilter.tasks import Task
+from kilter.train import SGD, run_one
 
 
 def layer(rows: int, inputs: int, outputs: int, size: tuple[int, int], padding: tuple[int, int]) -> list[Tensor]:
@@ -86,3 +92,31 @@ def test_the_known_matrices_for_two_outputs() -> None:
     assert torch.allclose(a, torch.kron(outs, outs))
     tiles = torch.tensor([[-1.0, 0, 1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, -1, 0, 1]])
     assert torch.allclose(b, torch.kron(tiles, tiles), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_resnet_comes_out_about_as_far_from_float64_as_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps, distances beside the length of the way; medians of three starts, for which rectifiers flip is chance."""
+    task = Task(lambda: build("resnet18:gn", (3, 32, 32), 10))
+
+    def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+        return float(torch.stack([(a[k].double() - b[k].double()).norm() for k in a]).norm())
+
+    def trained(seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
+        rng = torch.Generator().manual_seed(seed)
+        x, y = torch.rand(32, 3, 32, 32, generator=rng), torch.randint(0, 10, (32,), generator=rng)
+        params = {k: v.to(dtype) for k, v in task.init(seed).items()}
+        rows, plan = Rows.of(x=x.to(dtype), y=y), SGD(lr=0.01, batch=16)
+        return run_one(Fit(lambda w, b, _: task.loss(w, b), params, rows, plan, seed=0)).params
+
+    exact = [trained(seed, torch.float64) for seed in range(3)]
+    way = [distance(e, task.init(seed)) for seed, e in enumerate(exact)]
+
+    def far() -> float:
+        return median(distance(trained(k, torch.float32), exact[k]) / way[k] for k in range(3))
+
+    winograds = far()
+    monkeypatch.setattr(alone, "CHANNELS", 10**9)
+    torchs = far()
+    assert winograds != torchs
+    assert winograds < 2 * torchs < 0.05

@@ -70,7 +70,7 @@ def parts(rows: Rows) -> int:
     return max(1, -(-len(rows) // PART))
 
 
-def look(method: Method, state: Tree, rows: Rows, part: int) -> Tensor | None:
+def predict_part(method: Method, state: Tree, rows: Rows, part: int) -> Tensor | None:
     """What the global model says of this part of the common test set."""
     chosen = rows.take(torch.arange(part * PART, min((part + 1) * PART, len(rows))))
     return method.predict(state, chosen["x"])

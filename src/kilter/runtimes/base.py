@@ -33,7 +33,7 @@ from kilter.core import (
     Unread,
 )
 from kilter.errors import Mistake
-from kilter.evaluation import look, parts
+from kilter.evaluation import parts, predict_part
 from kilter.ledger import Ledger
 from kilter.robust import robust
 from kilter.runtimes.box import Shape, absurd
@@ -123,7 +123,7 @@ class Runtime(Federation):
     def look(self, method: Method, state: Tree) -> Tensor | None:
         """What the global model says of the common test set; None if there is no such model."""
         assert self.bench is not None
-        return joined(look(method, state, self.bench, part) for part in range(parts(self.bench)))
+        return joined(predict_part(method, state, self.bench, part) for part in range(parts(self.bench)))
 
     def after(self, round: int) -> int:
         """The round that follows this one; a participant that was away skips to where the others are."""

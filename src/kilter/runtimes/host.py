@@ -17,7 +17,7 @@ from typing import Any
 from kilter import train
 from kilter.core import AtNodes, Fit, Method, Node, Note, Post, Replies, Step, Tree, Unread
 from kilter.errors import Mistake
-from kilter.evaluation import examine, look
+from kilter.evaluation import examine, predict_part
 from kilter.robust import robust
 from kilter.wire import Facts
 
@@ -76,8 +76,9 @@ def _own(node: Node, state: Tree) -> Tree:
 
 def _look(method: Method, node: Node, message: Tree) -> list[Tree]:
     """What the global model says of those parts of the common test set that fall to this node's process."""
-    assert node.bench is not None
-    return [look(method, message["state"], node.bench, part) for part in message["parts"][node.id]]
+    if node.bench is None:
+        raise Mistake("Only a simulator's processes can look at a common test set for others: there is none here.")
+    return [predict_part(method, message["state"], node.bench, part) for part in message["parts"][node.id]]
 
 
 def _run(out: Any) -> Generator[Fit, Any, Any]:
