@@ -171,6 +171,16 @@ def test_what_was_given_is_not_modified() -> None:
     assert same([fit.params for fit in fits], before)
 
 
+@pytest.mark.parametrize("plan", [SGD(lr=0.1, batch=16), SGD(lr=0.1, batch=16, momentum=0.9, epochs=2)])
+def test_clients_that_begin_with_the_same_weights(plan: Plan) -> None:
+    """They may be one object or equal ones, for who shares an object depends on how messages travelled."""
+    fits = [replace(f, params=net("mlp:16").init(0)) for f in requests(net("mlp:16"), plan)]
+    one = [replace(f, params=fits[0].params) for f in fits]
+    assert same([f.params for f in agree(fits)], [f.params for f in agree(one)])
+    last = list(fits[0].params)[-1]
+    agree([replace(f, params=f.params | {last: f.params[last] + k}) for k, f in enumerate(fits)])  # all but one
+
+
 def test_a_client_that_diverges_does_not_harm_the_others() -> None:
     for name in ("bench-cnn", "mlp:16"):
         fits = requests(net(name), SGD(lr=0.05, batch=16))

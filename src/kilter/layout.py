@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 
 from kilter.core import Params
@@ -32,6 +34,27 @@ def apart(stack: Tensor) -> Sequence[Tensor]:
     """The tensors of a stack. Each begins where torch would have put it, for kernels may round otherwise at another alignment:
     views where they do, else copies."""
     return stack.unbind() if stack[0].nbytes % ALIGN == 0 else [part.clone() for part in stack]
+
+
+Ground = Callable[[Sequence[int], torch.dtype], Tensor | None]  # an empty tensor where it is wanted, if there is room
+_ground: Ground | None = None
+
+
+@contextmanager
+def grounded(ground: Ground) -> Iterator[None]:
+    """While this is on, stacks of clients are laid where the runtime wants them: they need not be copied there to be sent."""
+    global _ground
+    _ground = ground
+    try:
+        yield
+    finally:
+        _ground = None
+
+
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """`torch.stack`, on the runtime's ground."""
+    out = _ground((len(parts), *parts[0].shape), parts[0].dtype) if _ground else None
+    return torch.stack(list(parts), out=out)
 
 
 def pool_first(net: nn.Module) -> nn.Module:

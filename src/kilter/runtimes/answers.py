@@ -118,13 +118,12 @@ def merged(trees: Sequence[Tree]) -> dict[str, Any]:
 
 
 def _together(parts: Sequence[Tensor]) -> Tensor:
-    """A stack of these; the one they were taken from, if they are all of it in order."""
-    whole = parts[0]._base
-    size = parts[0].nbytes
-    if whole is not None and whole.shape == (len(parts), *parts[0].shape) and whole.is_contiguous() and size:
-        start = whole.data_ptr()
-        if all(p._base is whole and p.data_ptr() == start + k * size for k, p in enumerate(parts)):
-            return whole
+    """A stack of these; where they lie, if that is side by side."""
+    first = parts[0]
+    whole, start, size = first._base, first.data_ptr(), first.nbytes
+    beside = (p._base is whole and p.data_ptr() == start + k * size and p.is_contiguous() for k, p in enumerate(parts))
+    if whole is not None and size and all(beside):
+        return first.as_strided((len(parts), *first.shape), (first.numel(), *first.stride()))
     return torch.stack(list(parts))
 
 

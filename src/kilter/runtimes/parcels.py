@@ -23,7 +23,8 @@ from kilter import wire
 from kilter.core import Tree
 from kilter.layout import ALIGN
 
-SIZE, COUNT = 64 << 20, 4  # of a worker's compartments; memory is only used once it is written to
+SIZE, COUNT = 96 << 20, 4  # of a worker's compartments; memory is only used once it is written to
+GROUND = 1 / 3  # of a compartment, for what is made there and may prove not to be sent
 LINUX = sys.platform == "linux"
 
 
@@ -86,18 +87,47 @@ def _aligned(array: Tensor) -> int:
     return -(-array.numel() * array.element_size() // ALIGN) * ALIGN
 
 
-def packed(tree: Tree, room: np.ndarray) -> bytes:
+class Room:
+    """A place for one parcel, part of which may be used before it is known what the parcel will be."""
+
+    def __init__(self, bytes: np.ndarray) -> None:
+        self.bytes = bytes
+        self.end = 0
+
+    def ground(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """An empty tensor that lies here, if there is still room."""
+        size = prod(shape) * dtype.itemsize
+        start, end = self.end, self.end + -(-size // ALIGN) * ALIGN
+        if end > len(self.bytes) * GROUND:
+            return None
+        self.end = end
+        # A storage of its own: others ask by it who lies in whose memory.
+        return torch.from_numpy(self.bytes[start : start + size]).view(dtype).view(tuple(shape))
+
+    def place(self, array: Tensor) -> int | None:
+        """Where it lies, if it does."""
+        start = array.data_ptr() - self.bytes.ctypes.data
+        return start if 0 <= start < self.end and array.is_contiguous() else None
+
+
+def packed(tree: Tree, room: np.ndarray | Room) -> bytes:
     """A parcel: its tensors in this room if they fit, else a letter of the wire."""
+    room = room if isinstance(room, Room) else Room(room)
     arrays: dict[str, Tensor] = {}
     spec = wire.pack(tree, "", arrays)
     places: list[tuple[int, str, list[int]]] = []
-    end = 0
+    new: list[Tensor] = []
+    end = room.end
     for array in arrays.values():
-        places.append((end, wire.DTYPES[array.dtype], list(array.shape)))
-        end += _aligned(array)
-    if not arrays or end > len(room):
+        found = room.place(array)
+        places.append((end if found is None else found, wire.DTYPES[array.dtype], list(array.shape)))
+        if found is None:
+            new.append(array)
+            end += _aligned(array)
+    if not arrays or end > len(room.bytes):
         return b"\0" + wire.encode(tree)
-    torch._foreach_copy_(_seats(places, room), [a.detach() for a in arrays.values()])
+    if new:
+        torch._foreach_copy_(_seats([p for p in places if p[0] >= room.end], room.bytes), [a.detach() for a in new])
     return b"\1" + json.dumps([spec, list(arrays), places], separators=(",", ":")).encode()
 
 

@@ -16,10 +16,11 @@ import torch
 from kilter import wire
 from kilter.core import Tree
 from kilter.errors import Mistake
+from kilter.layout import grounded
 from kilter.runtimes.answers import Outcome, State, apologies, read, written
 from kilter.runtimes.host import Done
 from kilter.runtimes.pace import Share
-from kilter.runtimes.parcels import Board, Shelf, copied, packed
+from kilter.runtimes.parcels import Board, Room, Shelf, copied, packed
 
 Work = Callable[[str, int, Mapping[str, Tree], Mapping[str, State]], dict[str, Outcome]]
 
@@ -141,7 +142,7 @@ def _serve(pipe: Connection, foreign: list[Connection], shelf: Shelf, boards: tu
             order = wire.decode(pipe.recv_bytes())
         except (EOFError, OSError):
             return
-        room = shelf.room(order["room"])
+        room = Room(shelf.room(order["room"]))
         if order["broadcast"]:
             message = broadcasts.read(order["broadcast"])
         own = orders.read(order["own"])
@@ -149,7 +150,8 @@ def _serve(pipe: Connection, foreign: list[Connection], shelf: Shelf, boards: tu
         for chunk in order["chunks"]:
             messages = {i: own["messages"].get(i, message) for i in chunk}
             try:
-                done.append(work(order["step"], order["round"], messages, own["states"]))
+                with grounded(room.ground):
+                    done.append(work(order["step"], order["round"], messages, own["states"]))
             except BaseException as e:  # whatever it is, the worker lives on
                 done.append(dict.fromkeys(chunk, (Done(error=e), None)))
         try:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from kilter.core import Batch, Fit, Loss, Tree, as_float
-from kilter.layout import apart
+from kilter.layout import apart, stacked
 from kilter.stacking.chance import Dice
 from kilter.stacking.layers import Layers, for_all
 from kilter.stacking.tape import Product, Tapes, factors, plain
@@ -152,7 +152,7 @@ class _Context:
             return type(first)(self._stacked([t[i] for t in trees]) for i in range(len(first)))
         # By value, not by identity: who shares an object depends on how messages travelled, and must not show in the results.
         if isinstance(first, Tensor):
-            if all(t is first or torch.equal(t, first) for t in trees):
+            if _same(trees):
                 return self._put(False, self.shared, first)
             return self._put(True, self._own, torch.stack(list(trees)))
         if isinstance(first, float) and any(t != first for t in trees):
@@ -177,6 +177,16 @@ class _Context:
         if isinstance(tree, list | tuple):
             return type(tree)(self.filled(own, shared, v) for v in tree)
         return tree
+
+
+def _same(tensors: Sequence[Tensor]) -> bool:
+    """Whether these are one in their numbers."""
+    return all(t is tensors[0] or torch.equal(t, tensors[0]) for t in tensors)
+
+
+def _for_each(w: Tensor, n: int) -> Tensor:
+    """(clients, ...) of what each has its own of, or all have one of."""
+    return w if len(w) == n else w.expand(n, *w.shape[1:])
 
 
 def same(tensors: Sequence[Tensor]) -> tuple[int, ...]:
@@ -246,7 +256,7 @@ class _Step:
 
     def compute(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         given = iter(inputs)
-        params = {k: next(given).detach() for k in self.params}
+        params = {k: _for_each(next(given).detach(), len(self.dice)) for k in self.params}
         leaves = [params[k].requires_grad_() for k in self.train]
         private = [*params.values(), *islice(given, len(inputs) - len(params) - len(self.ctx.shared))]
         shared = list(given)
@@ -281,8 +291,9 @@ def _train(fits: Sequence[Fit]) -> list[Fitted]:
     longest = sorted(range(len(fits)), key=lambda k: -len(fits[k].rows))
     fits = [fits[k] for k in longest]
     courses, dice = [_Course(f) for f in fits], [Dice(f.seed) for f in fits]
-    params = {k: torch.stack([f.params[k] for f in fits]) for k in fits[0].params}
+    params = {k: stacked([f.params[k] for f in fits]) for k in fits[0].params}
     names = trainable(fits[0])
+    common = _common(fits, names)
     state = plan.begin([params[k] for k in names])
     ctx = _Context([f.ctx for f in fits])
     totals = torch.zeros(len(fits))
@@ -290,9 +301,10 @@ def _train(fits: Sequence[Fit]) -> list[Fitted]:
         for a, b in _runs([c.size(t) for c in courses]):
             batch = _gather(courses[a:b], t)
             step = _Step(loss, tuple(params), names, tuple(batch), ctx, dice[a:b])
-            here = [v[a:b] for v in params.values()]
-            losses, *found = step(here, list(batch.values()), ctx.own(a, b))
-            leaves = [w for k, w in zip(params, here, strict=True) if k in names]
+            here = {k: v[a:b] for k, v in params.items()}
+            begun = {k: v[:1] if t == 1 and k in common else v for k, v in here.items()}
+            losses, *found = step(list(begun.values()), list(batch.values()), ctx.own(a, b))
+            leaves = [here[k] for k in names]
             if plan.rate is not None:  # the new weights are the old ones and a multiple of the gradient: in one go
                 _descend(leaves, found, -plan.rate)
             else:
@@ -303,10 +315,17 @@ def _train(fits: Sequence[Fit]) -> list[Fitted]:
             totals[a:b] += plain(losses)
     parts = {k: apart(v) for k, v in params.items()}
     done: list[Fitted] = [None] * len(fits)  # type: ignore[list-item]
-    for i, k in enumerate(longest):
+    for i, (k, total) in enumerate(zip(longest, totals.tolist(), strict=True)):
         n = len(courses[i].sizes)
-        done[k] = Fitted({name: part[i] for name, part in parts.items()}, float(totals[i]) / max(n, 1), n)
+        done[k] = Fitted({name: part[i] for name, part in parts.items()}, total / max(n, 1), n)
     return done
+
+
+def _common(fits: Sequence[Fit], names: Sequence[str]) -> set[str]:
+    """The weights with which all begin, if there are linear layers only: a convolution would copy them for each client."""
+    if any(v.dim() > 2 for v in fits[0].params.values()):
+        return set()
+    return {k for k in names if _same([f.params[k] for f in fits])}
 
 
 def _descend(weights: Sequence[Tensor], grads: Sequence[Tensor | Product], rate: float) -> None:
