@@ -39,7 +39,7 @@ DTYPES = {
 }
 TORCH = {name: dtype for dtype, name in DTYPES.items()}
 DEPTH = 32  # how deep a tree may nest
-PLAIN = {bool, int, str, type(None)}  # what JSON says as we do
+PLAIN = {bool, int, float, str, type(None)}  # what JSON says as we do, if it is finite
 
 
 class Malformed(Mistake):
@@ -62,8 +62,8 @@ def pack(tree: Tree, path: str, arrays: dict[str, Tensor], depth: int = 0) -> An
     if isinstance(tree, tuple):
         return {"u": [pack(v, f"{path}/{i}", arrays, depth + 1) for i, v in enumerate(tree)]}
     if isinstance(tree, list):
-        if PLAIN.issuperset(map(type, tree)):  # a long column of them takes a tenth of the time so
-            return tree
+        if PLAIN.issuperset(map(type, tree)) and all(math.isfinite(v) for v in tree if type(v) is float):
+            return tree  # a long column of them takes a tenth of the time so
         return [pack(v, f"{path}/{i}", arrays, depth + 1) for i, v in enumerate(tree)]
     if isinstance(tree, Mapping):
         if not all(isinstance(k, str) for k in tree):
