@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -52,6 +54,49 @@ def test_without_classes_or_a_common_test_set_there_is_no_such_measure() -> None
     clients = {"a": quadratic([1.0], [0.0])}
     with federation(clients, bench=clients["a"].test) as fed:
         assert federate(method("fedavg", quadratic_task([1.0])), fed, 1).summary["local_accuracy"] is None
+
+
+def seen_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows FedAvg's model is shown at a time, from now on."""
+    shown: list[int] = []
+    predict = FedAvg.predict
+
+    def counted(self: FedAvg, state: Any, x: torch.Tensor) -> torch.Tensor:
+        shown.append(len(x))
+        return predict(self, state, x)
+
+    monkeypatch.setattr(FedAvg, "predict", counted)
+    return shown
+
+
+@pytest.mark.parametrize("part", [1000, 60, 1])
+def test_nodes_are_examined_together_as_each_would_be_alone(monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+    def run(**options: Any) -> dict[str, Any]:
+        with federation(6, bench=None, **options) as fed:
+            return federate(method("fedavg"), fed, 1).clients["last"]["clients"]
+
+    alone = run(stack=False)
+    monkeypatch.setattr(evaluation, "PART", part)
+    shown = seen_rows(monkeypatch)
+    found = run()
+    rows = [r[n] for n in ("n_test", "n_valid") for r in found.values() if r[n]]
+    assert sum(shown) == sum(rows)
+    assert all(n <= part or n in rows for n in shown)
+    assert len(shown) == len(rows) if part == 1 else len(shown) < len(rows)
+    for i, report in alone.items():
+        for name in ("test", "valid"):
+            assert found[i][name] == pytest.approx(report[name], abs=1e-6)
+    assert run(workers=2) == found
+
+
+def test_an_error_while_examined_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no such layer")
+
+    monkeypatch.setattr(FedAvg, "predict", broken)
+    for workers in (1, 2):
+        with federation(bench=None, workers=workers) as fed, pytest.raises(RuntimeError, match="no such layer"):
+            federate(method("fedavg"), fed, 1)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

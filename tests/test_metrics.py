@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as theirs
 
-from kilter.metrics import classification, confusion, local_accuracy, measure, per_class, recalls
+from kilter.metrics import (
+    calibration_error,
+    classification,
+    classifications,
+    confusion,
+    local_accuracy,
+    measure_each,
+    per_class,
+    recalls,
+)
 
 
 def test_one_against_the_rest_known_answers() -> None:
@@ -78,9 +87,21 @@ def test_specificity_is_the_recall_of_not_being_it(both: tuple[torch.Tensor, tor
         assert value == pytest.approx(float((said[others] != c).double().mean()) if others.any() else 0)
 
 
+@given(st.data())
+def test_several_are_measured_as_each_alone(data: st.DataObject) -> None:
+    outputs, y = data.draw(predictions())
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(y) - 1), max_size=5))) if len(y) > 1 else []
+    sizes = [b - a for a, b in zip([0, *cuts], [*cuts, len(y)], strict=True)]
+    found = classifications(outputs, y, sizes)
+    for one, mine, labels in zip(found, outputs.split(sizes), y.split(sizes), strict=True):
+        assert one == pytest.approx(classification(mine, labels), abs=1e-12)
+        assert one["calibration_error"] == pytest.approx(calibration_error(mine.double().softmax(1), labels), abs=1e-12)
+
+
 def test_the_users_metrics_come_with_the_loss() -> None:
-    found = measure(torch.zeros(2, 1), torch.ones(2), {"two": lambda *_: 2}, lambda *_: 0.5)
-    assert found == {"loss": 0.5, "two": 2.0}
+    metrics = {"two": lambda *_: 2, "rows": lambda o, _: len(o)}
+    found = measure_each(torch.zeros(5, 1), torch.ones(5), [2, 3], metrics, lambda _, y: float(y.sum()))
+    assert found == [{"loss": 2.0, "two": 2.0, "rows": 2.0}, {"loss": 3.0, "two": 2.0, "rows": 3.0}]
 
 
 def test_local_accuracy_weighs_classes_by_ones_own_shares() -> None:

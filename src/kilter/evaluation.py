@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,44 @@ def is_personal(method: Method) -> bool:
     return type(method).personal is not Method.personal
 
 
+@dataclass(frozen=True, eq=False)
+class Look:
+    """A request to measure the global model on one's rows, yielded by `examine`: those of several nodes are answered together."""
+
+    method: Method
+    state: Tree
+    rows: Rows
+
+
+def looked(looks: Sequence[Look]) -> list[dict[str, float] | None]:
+    """The answers. Rows are looked at in parts of about PART, by which nodes ask, so it does not show in which process that is."""
+    found: list[dict[str, float] | None] = []
+    for some in _batches(looks):
+        first = some[0]
+        x, y = (torch.cat([look.rows[name] for look in some]) for name in ("x", "y"))
+        outputs = first.method.predict(first.state, x)
+        sizes = [len(look.rows) for look in some]
+        found += [None] * len(some) if outputs is None else first.method.task.measure_each(outputs, y, sizes)
+    return found
+
+
+def _batches(looks: Sequence[Look]) -> Iterator[list[Look]]:
+    """Neighbours that look at one state, with PART rows or a single node."""
+    some: list[Look] = []
+    rows = 0
+    for look in looks:
+        if some and (look.state is not some[0].state or rows + len(look.rows) > PART):
+            yield some
+            some, rows = [], 0
+        some.append(look)
+        rows += len(look.rows)
+    if some:
+        yield some
+
+
 def examine(
     method: Method, node: Node, state: Tree, full: bool, alone: bool, seen: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+) -> Generator[Look, Any, dict[str, Any]]:
     """What a node reports of the models it holds: metrics only.
 
     `test`, `valid`: the global model on my rows; `own_test`, `own_valid`: my own model on my rows; `own_bench`: my own model, or
@@ -32,25 +68,22 @@ def examine(
     training rows, and as it is. `seen` has what the global model does there, so that not everyone must look again.
     """
     task = method.task
-
-    def outputs_on(rows: Rows | None, own: bool) -> Tensor | None:
-        if rows is None or not len(rows):
-            return None
-        return method.personal(node, state, rows["x"]) if own else method.predict(state, rows["x"])
-
-    def look(rows: Rows, own: bool) -> dict[str, float] | None:
-        outputs = outputs_on(rows, own)
-        return None if outputs is None else task.measure(outputs, rows["y"])
-
+    parts = {"test": node.data.test, "valid": node.data.valid}
     report: dict[str, Any] = {"n_test": len(node.data.test), "n_valid": len(node.data.valid)}
-    report["test"], report["valid"] = look(node.data.test, False), look(node.data.valid, False)
+    for name, rows in parts.items():
+        report[name] = (yield Look(method, state, rows)) if len(rows) else None
     if is_personal(method):
-        report["own_test"], report["own_valid"] = look(node.data.test, True), look(node.data.valid, True)
+        for name, rows in parts.items():
+            outputs = method.personal(node, state, rows["x"]) if len(rows) else None
+            report[f"own_{name}"] = None if outputs is None else task.measure(outputs, rows["y"])
     if is_personal(method) or alone:
-        rows = glimpse(node.bench, full)
-        outputs = outputs_on(rows, is_personal(method))
-        report["own_bench"] = None if rows is None or outputs is None else task.measure(outputs, rows["y"])
-        seen = None if rows is None or outputs is None else by_class(method, outputs, rows["y"])
+        common = glimpse(node.bench, full)
+        outputs = None
+        if common is not None and len(common):
+            x = common["x"]
+            outputs = method.personal(node, state, x) if is_personal(method) else method.predict(state, x)
+        report["own_bench"] = None if common is None or outputs is None else task.measure(outputs, common["y"])
+        seen = None if common is None or outputs is None else by_class(method, outputs, common["y"])
     if seen and len(node.data.train):
         counts = torch.bincount(node.data.train["y"], minlength=len(seen["recalls"])).tolist()
         report |= {"local": local_accuracy(seen["recalls"], counts), "common": seen["accuracy"]}

@@ -20,12 +20,17 @@ def confusion(outputs: Tensor, y: Tensor) -> Tensor:
 
 def per_class(counts: Tensor) -> dict[str, list[float]]:
     """Accuracy, precision, sensitivity, specificity and F1 of each class against the rest; 0 where undefined."""
-    c = counts.double()
-    hit = c.diagonal()
-    truth, said, n = c.sum(1), c.sum(0), c.sum()
+    return {name: found.tolist() for name, found in _against_rest(counts).items()}
 
-    def ratio(a: Tensor, b: Tensor) -> list[float]:
-        return torch.where(b > 0, a / b.clamp(min=1), torch.zeros_like(a)).tolist()
+
+def _against_rest(counts: Tensor) -> dict[str, Tensor]:
+    """(..., C) of counts (..., C, C)."""
+    c = counts.double()
+    hit = c.diagonal(dim1=-2, dim2=-1)
+    truth, said, n = c.sum(-1), c.sum(-2), c.sum((-2, -1)).unsqueeze(-1)
+
+    def ratio(a: Tensor, b: Tensor) -> Tensor:
+        return torch.where(b > 0, a / b.clamp(min=1), torch.zeros_like(a))
 
     return {
         "accuracy": ratio(n - truth - said + 2 * hit, n.expand_as(hit)),
@@ -71,34 +76,74 @@ def calibration_error(p: Tensor, y: Tensor, bins: int = 15) -> float:
     >>> calibration_error(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))  # right half the time
     0.25
     """
+    return _calibration_errors(p, y, _Rows([len(y)]), bins)[0]
+
+
+class _Rows:
+    """Which rows are whose, where several have theirs one after another: so many each."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.count, self._sizes = len(sizes), torch.tensor(sizes)
+        self.whose = torch.repeat_interleave(torch.arange(len(sizes)), self._sizes)
+
+    def means(self, values: Tensor) -> list[float]:
+        """Everyone's own mean."""
+        return self.over(torch.zeros(self.count, dtype=torch.float64).index_add(0, self.whose, values.double()))
+
+    def over(self, totals: Tensor) -> list[float]:
+        """Everyone's own total by its rows."""
+        found: list[float] = (totals / self._sizes).tolist()
+        return found
+
+
+def _calibration_errors(p: Tensor, y: Tensor, rows: _Rows, bins: int = 15) -> list[float]:
     confidence, said = p.double().max(1)
     gap = (said == y).double() - confidence
     bin_ = (confidence * bins).ceil().long().clamp(1, bins) - 1
-    return float(torch.zeros(bins).double().index_add(0, bin_, gap).abs().sum() / len(y))
+    total = torch.zeros(rows.count * bins).double().index_add(0, rows.whose * bins + bin_, gap)
+    return rows.over(total.reshape(-1, bins).abs().sum(1))
 
 
 def classification(outputs: Tensor, y: Tensor) -> dict[str, float]:
     """Every metric of a classifier; recall is the macro sensitivity."""
-    counts = confusion(outputs, y)
-    each = per_class(counts)
-    occurs = ((counts.sum(0) + counts.sum(1)) > 0).nonzero().flatten().tolist()
-    present = (counts.sum(1) > 0).nonzero().flatten().tolist()
-    macro = {name: sum(each[name][c] for c in occurs) / len(occurs) for name in each if name != "accuracy"}
+    return classifications(outputs, y, [len(y)])[0]
+
+
+def classifications(outputs: Tensor, y: Tensor, sizes: Sequence[int]) -> list[dict[str, float]]:
+    """`classification` of each of several, whose rows lie one after another: so many each."""
+    rows, classes = _Rows(sizes), outputs.shape[1]
+    cells = (rows.whose * classes + y) * classes + outputs.argmax(1)
+    counts = torch.bincount(cells, minlength=len(sizes) * classes**2).reshape(-1, classes, classes)
+    truth, said, hit = counts.sum(-1), counts.sum(-2), counts.diagonal(dim1=-2, dim2=-1).sum(-1)
+    each = {name: found.tolist() for name, found in _against_rest(counts).items() if name != "accuracy"}
+    occurs, present = ((truth + said) > 0).tolist(), (truth > 0).tolist()
     p = torch.softmax(outputs.double(), 1)
-    top = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
-    return {
-        "accuracy": float(counts.diagonal().sum().double() / counts.sum()),
-        "balanced_accuracy": sum(each["recall"][c] for c in present) / len(present),
-        **macro,
-        "top5": float((top == y[:, None]).any(1).double().mean()),
-        "calibration_error": calibration_error(p, y),
-        "entropy": float(entropy(p).mean()),
-        "loss": float(cross_entropy(outputs.double(), y)),
+    top = outputs.topk(min(5, classes), dim=1).indices
+    columns = {
+        "accuracy": rows.over(hit.double()),
+        "balanced_accuracy": [_mean_where(*r) for r in zip(each["recall"], present, strict=True)],
+        **{name: [_mean_where(*r) for r in zip(values, occurs, strict=True)] for name, values in each.items()},
+        "top5": rows.means((top == y[:, None]).any(1)),
+        "calibration_error": _calibration_errors(p, y, rows),
+        "entropy": rows.means(entropy(p)),
+        "loss": rows.means(cross_entropy(outputs.double(), y, reduction="none")),
     }
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def measure(outputs: Tensor, y: Tensor, metrics: Mapping[str, Metric] | None, loss: Metric) -> dict[str, float]:
-    """A task's metrics on these outputs: the classifier's, or the user's own with the loss."""
+def _mean_where(values: Sequence[float], wanted: Sequence[bool]) -> float:
+    chosen = [v for v, w in zip(values, wanted, strict=True) if w]
+    return sum(chosen) / len(chosen)
+
+
+def measure_each(
+    outputs: Tensor, y: Tensor, sizes: Sequence[int], metrics: Mapping[str, Metric] | None, loss: Metric
+) -> list[dict[str, float]]:
+    """A task's metrics for each of several, whose rows lie one after another: the classifier's, or the user's own with the loss."""
     if metrics is None:
-        return classification(outputs, y)
-    return {"loss": loss(outputs, y)} | {name: float(metric(outputs, y)) for name, metric in metrics.items()}
+        return classifications(outputs, y, sizes)
+    found = []
+    for mine, labels in zip(outputs.split(list(sizes)), y.split(list(sizes)), strict=True):
+        own = {name: float(metric(mine, labels)) for name, metric in metrics.items()}
+        found.append({"loss": loss(mine, labels)} | own)
+    return found

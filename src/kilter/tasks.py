@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from kilter.chance import derive
 from kilter.core import Batch, Params, Rows
 from kilter.errors import Mistake
 from kilter.layout import channels_inside, pool_first
-from kilter.metrics import Metric, measure
+from kilter.metrics import Metric, measure_each
 from kilter.params import BUFFER, count, weights
 from kilter.stacking.alone import Quick
 
@@ -156,7 +156,11 @@ class Task:
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         """The task's metrics of these outputs."""
-        return measure(outputs, y, self.metrics, lambda o, t: float(self.rows_loss(o, t).mean()))
+        return self.measure_each(outputs, y, [len(y)])[0]
+
+    def measure_each(self, outputs: Tensor, y: Tensor, sizes: Sequence[int]) -> list[dict[str, float]]:
+        """Those of each of several nodes, whose rows lie one after another: so many each."""
+        return measure_each(outputs, y, sizes, self.metrics, lambda o, t: float(self.rows_loss(o, t).mean()))
 
     def evaluate(self, params: Params, rows: Rows) -> dict[str, float]:
         """The task's metrics of this model on these rows."""

@@ -111,6 +111,7 @@ def unpack(spec: Any, arrays: Mapping[str, Tensor], depth: int = 0) -> Tree:
 
 
 def _header(tree: Tree) -> tuple[bytes, list[Tensor]]:
+    """A letter's text, not yet padded, and its arrays in the order they are to follow."""
     arrays: dict[str, Tensor] = {}
     spec = pack(tree, "", arrays)
     # Larger items first, as safetensors wants it: every array then starts aligned.
@@ -122,8 +123,11 @@ def _header(tree: Tree) -> tuple[bytes, list[Tensor]]:
         end = at + array.numel() * array.element_size()
         header[name] = {"dtype": DTYPES[array.dtype], "shape": list(array.shape), "data_offsets": [at, end]}
         at = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    return text + b" " * (-len(text) % 8), [arrays[name] for name in order]
+    return json.dumps(header, separators=(",", ":")).encode(), [arrays[name] for name in order]
+
+
+def _padded(length: int) -> int:
+    return -(-length // 8) * 8
 
 
 def size(tree: Tree) -> int:
@@ -131,12 +135,13 @@ def size(tree: Tree) -> int:
     if tree is None:
         return 0
     header, arrays = _header(tree)
-    return 8 + len(header) + sum(a.numel() * a.element_size() for a in arrays)
+    return 8 + _padded(len(header)) + sum(a.nbytes for a in arrays)
 
 
 def encode(tree: Tree) -> bytes:
     """A tree as bytes."""
-    header, arrays = _header(tree)
+    text, arrays = _header(tree)
+    header = text.ljust(_padded(len(text)))
     parts: list[bytes | memoryview] = [len(header).to_bytes(8, "little"), header]
     for array in arrays:
         if array.numel():
@@ -217,8 +222,16 @@ class Facts(NamedTuple):
     bad: str | None  # where it is not finite
 
 
-# outline -> size, signature, whether its plain values are finite
-_known: dict[Any, tuple[int, tuple[Any, ...], bool]] = {}
+class _Known(NamedTuple):
+    """What trees of one outline have in common."""
+
+    text: int  # bytes of a letter's text, but for its numbers' digits
+    arrays: int  # and of its arrays
+    signature: tuple[Any, ...]
+    finite: bool  # its plain values
+
+
+_known: dict[Any, _Known] = {}
 KNOWN = 256  # outlines that are remembered: clients' replies have few
 
 
@@ -238,15 +251,19 @@ def facts_each(trees: Sequence[Tree]) -> list[Facts]:
     ends = []
     for tree in trees:
         arrays: list[Tensor] = []
-        outline = _outline(tree, arrays)
+        plain: list[float] = []
+        outline = _outline(tree, arrays, plain)
+        digits = sum([len(repr(v)) for v in plain])
         known = _known.get(outline)
         if known is None:
-            plain = (leaf for _, leaf in leaves(tree) if isinstance(leaf, float))
-            known = size(tree), signature(tree), all(map(math.isfinite, plain))
+            text, held = _header(tree)
+            finite = all(math.isfinite(leaf) for _, leaf in leaves(tree) if isinstance(leaf, float))
+            known = _Known(len(text) - digits, sum(a.nbytes for a in held), signature(tree), finite)
             if len(_known) >= KNOWN:
                 _known.clear()
             _known[outline] = known
-        measured.append(known)
+        bytes = 8 + _padded(known.text + digits) + known.arrays if tree is not None else 0
+        measured.append((bytes, known.signature, known.finite))
         numbers += [a for a in arrays if a.is_floating_point() and a.numel()]
         ends.append(len(numbers))
     norms = torch.stack(torch._foreach_norm(numbers)).tolist() if numbers else []
@@ -258,16 +275,20 @@ def facts_each(trees: Sequence[Tree]) -> list[Facts]:
     return found
 
 
-def _outline(tree: Tree, arrays: list[Tensor]) -> Any:
-    """What two trees have in common that differ in the numbers of their arrays only."""
+def _outline(tree: Tree, arrays: list[Tensor], plain: list[float]) -> Any:
+    """What two trees have in common that differ in their numbers only: arrays, and plain ones if finite, which are put aside."""
+    kind = type(tree)
+    if kind is int or (kind is float and math.isfinite(tree)):
+        plain.append(tree)
+        return kind
     if isinstance(tree, Tensor):
         arrays.append(tree)
         return tree.dtype, tree.shape
-    if isinstance(tree, Mapping):
-        return dict, tuple(tree), tuple([_outline(v, arrays) for v in tree.values()])
+    if kind is dict or isinstance(tree, Mapping):
+        return dict, tuple(tree), tuple([_outline(v, arrays, plain) for v in tree.values()])
     if isinstance(tree, list | tuple):
-        return type(tree), tuple([_outline(v, arrays) for v in tree])
-    return type(tree), repr(tree) if isinstance(tree, int | float | str | bytes) else id(type(tree))
+        return kind, tuple([_outline(v, arrays, plain) for v in tree])
+    return kind, repr(tree) if isinstance(tree, int | float | str | bytes) else id(kind)
 
 
 def not_finite(tree: Tree) -> str | None:

@@ -9,19 +9,20 @@ which a simulator's processes share the common test set; and for peers `:adopt`,
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import isgenerator
 from typing import Any
 
 from kilter import train
-from kilter.core import AtNodes, Fit, Method, Node, Note, Post, Replies, Step, Tree, Unread
+from kilter.core import AtNodes, Fit, Method, Node, Note, Params, Post, Replies, Step, Tree, Unread
 from kilter.errors import Mistake
-from kilter.evaluation import examine, predict_part
+from kilter.evaluation import Look, examine, looked, predict_part
 from kilter.robust import robust
 from kilter.wire import Facts
 
 POOL = "~pool"  # where a peer keeps its own state of `pool`
+Work = Generator[Any, Any, Any]  # a step under way; what it yields is a request, and what it is sent the answer
 
 
 @dataclass
@@ -81,8 +82,8 @@ def _look(method: Method, node: Node, message: Tree) -> list[Tree]:
     return [predict_part(method, message["state"], node.bench, part) for part in message["parts"][node.id]]
 
 
-def _run(out: Any) -> Generator[Fit, Any, Any]:
-    """A step's outcome, whether it yields fits or returns at once."""
+def _run(out: Any) -> Work:
+    """A step's outcome, whether it yields requests or returns at once."""
     return (yield from out) if isgenerator(out) else out
 
 
@@ -108,11 +109,11 @@ def _gather(step: Any, node: Node, box: dict[str, Tree], rule: str) -> Generator
 
 
 def perform(step: Step, nodes: Sequence[Node], messages: Sequence[Tree]) -> list[Done]:
-    """Run a step at these nodes side by side; fits that are ready together are performed together."""
+    """Run a step at these nodes side by side; what they ask for together, fits or looks, is performed together."""
     done = [Done() for _ in nodes]
-    waiting: dict[int, tuple[Generator[Fit, Any, Any], Fit]] = {}
+    waiting: dict[int, tuple[Work, Fit | Look]] = {}
 
-    def advance(k: int, work: Generator[Fit, Any, Any], answer: Any) -> None:
+    def advance(k: int, work: Work, answer: Any) -> None:
         try:
             waiting[k] = work, work.send(answer)
         except StopIteration as end:
@@ -127,13 +128,34 @@ def perform(step: Step, nodes: Sequence[Node], messages: Sequence[Tree]) -> list
             done[k].error = e
     while waiting:
         ready, waiting = waiting, {}
-        began = time.perf_counter()
-        results = train.run([fit for _, fit in ready.values()])
-        seconds = (time.perf_counter() - began) / len(ready)
-        for (k, (work, _)), result in zip(ready.items(), results, strict=True):
-            done[k].fits.append((result.loss, result.steps))
-            done[k].seconds += seconds
-            advance(k, work, result.params)
+        asked = {k: ask for k, (_, ask) in ready.items()}
+        for k, answer in {**_fitted(asked, done), **_looked(asked, done)}.items():
+            advance(k, ready[k][0], answer)
     for node, d in zip(nodes, done, strict=True):
         d.notes = node.notes
     return done
+
+
+def _fitted(asked: Mapping[int, Any], done: Sequence[Done]) -> dict[int, Params]:
+    """Who asked for a fit, and what was trained."""
+    fits = {k: ask for k, ask in asked.items() if not isinstance(ask, Look)}
+    if not fits:
+        return {}
+    began = time.perf_counter()
+    results = dict(zip(fits, train.run(list(fits.values())), strict=True))
+    seconds = (time.perf_counter() - began) / len(fits)
+    for k, result in results.items():
+        done[k].fits.append((result.loss, result.steps))
+        done[k].seconds += seconds
+    return {k: result.params for k, result in results.items()}
+
+
+def _looked(asked: Mapping[int, Any], done: Sequence[Done]) -> dict[int, dict[str, float] | None]:
+    """Who asked for a look, and what was seen; an error in it is everyone's."""
+    looks = {k: ask for k, ask in asked.items() if isinstance(ask, Look)}
+    try:
+        return dict(zip(looks, looked(list(looks.values())), strict=True))
+    except Exception as e:
+        for k in looks:
+            done[k].error = e
+        return {}

@@ -19,7 +19,7 @@ from kilter import wire
 from kilter.chance import derive
 from kilter.core import Data, Mail, Method, Post, Rows, Tree
 from kilter.errors import Mistake
-from kilter.evaluation import parts
+from kilter.evaluation import PART, parts
 from kilter.layout import keep_memory
 from kilter.runtimes.answers import Outcome, State
 from kilter.runtimes.base import Runtime, fingerprint, joined
@@ -29,6 +29,8 @@ from kilter.runtimes.pace import Pace, Share, cores
 from kilter.runtimes.pile import Pile
 from kilter.runtimes.workers import Workers
 from kilter.stacking.stack import compose, width
+
+MANY = 100  # clients that are examined in one go, if they have few rows
 
 
 class Absent(Exception):
@@ -103,7 +105,7 @@ class Simulation(Runtime):
         self._auto = workers == "auto"
         self._pace: Pace | None = None
         self.stack = stack
-        self._width = 1  # clients trained in one computation
+        self._width = self._examined = 1  # clients trained and examined in one computation
         self._method: Method | None = None
         self._pool: Pool | None = None
 
@@ -112,6 +114,9 @@ class Simulation(Runtime):
         self._dismiss()
         self._method = method
         self._width = width(method.task.init(self.seed)) if self.stack and method.task else 1
+        if self.stack:
+            rows = sum(len(d.test) + len(d.valid) for d in self.clients.values()) / len(self.clients)
+            self._examined = max(self._width, min(MANY, int(PART / max(rows, 1))))
         self._pool = self.hire()
         self._pace = Pace(self.workers, 1 if self._auto else self.workers) if self.workers > 1 else None
 
@@ -182,7 +187,8 @@ class Simulation(Runtime):
                 present[i] = message
         states = {i: self.states.get(i, {}) for i in present}
         # Who is trained with whom never depends on the number of workers, so neither do the results.
-        chunks = compose({i: len(self.clients[i].train) for i in present}, self._width)
+        most = self._examined if name == ":evaluate" else self._width
+        chunks = compose({i: len(self.clients[i].train) for i in present}, most)
         pile = Pile()
         for i, d, state in self._share_out(name, chunks, present, states):
             d.kept = pile.put(d.kept, d.seen.size if d.seen else None)
