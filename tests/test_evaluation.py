@@ -69,20 +69,20 @@ def seen_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return shown
 
 
-@pytest.mark.parametrize("part", [1000, 60, 1])
-def test_nodes_are_examined_together_as_each_would_be_alone(monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+@pytest.mark.parametrize("most", [1000, 60, 1])
+def test_nodes_are_examined_together_as_each_would_be_alone(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     def run(**options: Any) -> dict[str, Any]:
         with federation(6, bench=None, **options) as fed:
             return federate(method("fedavg"), fed, 1).clients["last"]["clients"]
 
     alone = run(stack=False)
-    monkeypatch.setattr(evaluation, "PART", part)
+    monkeypatch.setattr(evaluation, "GO", most * bench()["x"][0].nbytes)
     shown = seen_rows(monkeypatch)
     found = run()
     rows = [r[n] for n in ("n_test", "n_valid") for r in found.values() if r[n]]
     assert sum(shown) == sum(rows)
-    assert all(n <= part or n in rows for n in shown)
-    assert len(shown) == len(rows) if part == 1 else len(shown) < len(rows)
+    assert all(n <= most or n in rows for n in shown)
+    assert len(shown) == len(rows) if most == 1 else len(shown) < len(rows)
     for i, report in alone.items():
         for name in ("test", "valid"):
             assert found[i][name] == pytest.approx(report[name], abs=1e-6)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as theirs
 
+from kilter import metrics
 from kilter.metrics import (
     calibration_error,
     classification,
@@ -98,9 +99,18 @@ def test_several_are_measured_as_each_alone(data: st.DataObject) -> None:
         assert one["calibration_error"] == pytest.approx(calibration_error(mine.double().softmax(1), labels), abs=1e-12)
 
 
+def test_several_of_many_classes_are_measured_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs, y = torch.randn(60, 7), torch.arange(60) % 7
+    sizes = [10, 20, 5, 25]
+    whole = classifications(outputs, y, sizes)
+    for cells in (1, 2 * 7**2, 3 * 7**2):
+        monkeypatch.setattr(metrics, "CELLS", cells)
+        assert classifications(outputs, y, sizes) == [pytest.approx(one, abs=1e-12) for one in whole]
+
+
 def test_the_users_metrics_come_with_the_loss() -> None:
-    metrics = {"two": lambda *_: 2, "rows": lambda o, _: len(o)}
-    found = measure_each(torch.zeros(5, 1), torch.ones(5), [2, 3], metrics, lambda _, y: float(y.sum()))
+    own = {"two": lambda *_: 2, "rows": lambda o, _: len(o)}
+    found = measure_each(torch.zeros(5, 1), torch.ones(5), [2, 3], own, lambda _, y: float(y.sum()))
     assert found == [{"loss": 2.0, "two": 2.0, "rows": 2.0}, {"loss": 3.0, "two": 2.0, "rows": 3.0}]
 
 

@@ -15,6 +15,7 @@ from kilter.metrics import confusion, local_accuracy, per_class, recalls
 
 GLIMPSE = 2000  # rows of the common test set on which every node's own model is looked at between rounds
 PART = 1000  # rows of it that a process looks at in one go
+GO = 16 << 20  # bytes of several nodes' own rows that are looked at in one go
 
 
 def is_personal(method: Method) -> bool:
@@ -32,29 +33,35 @@ class Look:
 
 
 def looked(looks: Sequence[Look]) -> list[dict[str, float] | None]:
-    """The answers. Rows are looked at in parts of about PART, by which nodes ask, so it does not show in which process that is."""
+    """The answers. Who is looked at with whom depends on who asks and what they hold, never on the number of processes."""
     found: list[dict[str, float] | None] = []
-    for some in _batches(looks):
+    for some, x in _batches(looks):
         first = some[0]
-        x, y = (torch.cat([look.rows[name] for look in some]) for name in ("x", "y"))
         outputs = first.method.predict(first.state, x)
-        sizes = [len(look.rows) for look in some]
+        y, sizes = torch.cat([look.rows["y"] for look in some]), [len(look.rows) for look in some]
         found += [None] * len(some) if outputs is None else first.method.task.measure_each(outputs, y, sizes)
     return found
 
 
-def _batches(looks: Sequence[Look]) -> Iterator[list[Look]]:
-    """Neighbours that look at one state, with PART rows or a single node."""
+def _batches(looks: Sequence[Look]) -> Iterator[tuple[list[Look], Tensor]]:
+    """Neighbours that look at one state, with the rows of all: at most GO bytes of them, or a single one's."""
     some: list[Look] = []
-    rows = 0
+    rows: list[Tensor] = []
+    held = 0
     for look in looks:
-        if some and (look.state is not some[0].state or rows + len(look.rows) > PART):
-            yield some
-            some, rows = [], 0
+        x = look.rows["x"]
+        if some and (look.state is not some[0].state or held + x.nbytes > GO):
+            yield some, _joined(rows)
+            some, rows, held = [], [], 0
         some.append(look)
-        rows += len(look.rows)
+        rows.append(x)
+        held += x.nbytes
     if some:
-        yield some
+        yield some, _joined(rows)
+
+
+def _joined(rows: list[Tensor]) -> Tensor:
+    return torch.cat(rows) if len(rows) > 1 else rows[0]
 
 
 def examine(

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 Metric = Callable[[Tensor, Tensor], float]
+CELLS = 1 << 20  # of confusion matrices at a time
 
 
 def confusion(outputs: Tensor, y: Tensor) -> Tensor:
@@ -111,7 +112,12 @@ def classification(outputs: Tensor, y: Tensor) -> dict[str, float]:
 
 def classifications(outputs: Tensor, y: Tensor, sizes: Sequence[int]) -> list[dict[str, float]]:
     """`classification` of each of several, whose rows lie one after another: so many each."""
-    rows, classes = _Rows(sizes), outputs.shape[1]
+    classes = outputs.shape[1]
+    if len(sizes) > (most := max(1, CELLS // classes**2)):
+        end = sum(sizes[:most])
+        rest = classifications(outputs[end:], y[end:], sizes[most:])
+        return [*classifications(outputs[:end], y[:end], sizes[:most]), *rest]
+    rows = _Rows(sizes)
     cells = (rows.whose * classes + y) * classes + outputs.argmax(1)
     counts = torch.bincount(cells, minlength=len(sizes) * classes**2).reshape(-1, classes, classes)
     truth, said, hit = counts.sum(-1), counts.sum(-2), counts.diagonal(dim1=-2, dim2=-1).sum(-1)

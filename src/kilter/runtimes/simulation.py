@@ -30,7 +30,7 @@ from kilter.runtimes.pile import Pile
 from kilter.runtimes.workers import Workers
 from kilter.stacking.stack import compose, width
 
-MANY = 100  # clients that are examined in one go, if they have few rows
+MANY = 100  # clients that are examined by one process at a time, if together they have no more than PART rows
 
 
 class Absent(Exception):
@@ -105,7 +105,7 @@ class Simulation(Runtime):
         self._auto = workers == "auto"
         self._pace: Pace | None = None
         self.stack = stack
-        self._width = self._examined = 1  # clients trained and examined in one computation
+        self._width = self._examined = 1  # clients of a chunk, when they train and when they are examined
         self._method: Method | None = None
         self._pool: Pool | None = None
 
@@ -115,8 +115,8 @@ class Simulation(Runtime):
         self._method = method
         self._width = width(method.task.init(self.seed)) if self.stack and method.task else 1
         if self.stack:
-            rows = sum(len(d.test) + len(d.valid) for d in self.clients.values()) / len(self.clients)
-            self._examined = max(self._width, min(MANY, int(PART / max(rows, 1))))
+            rows = sum(len(d.test) + len(d.valid) for d in self.clients.values())
+            self._examined = max(self._width, min(MANY, PART * len(self.clients) // max(rows, 1)))
         self._pool = self.hire()
         self._pace = Pace(self.workers, 1 if self._auto else self.workers) if self.workers > 1 else None
 
