@@ -25,19 +25,19 @@ def derive(*parts: int | str) -> int:
     return int.from_bytes(blake2b(_text(parts), digest_size=8).digest(), "little") >> 1
 
 
-def derive_each(before: Sequence[int | str], names: Iterable[str], *after: int | str) -> list[int]:
-    """[derive(*before, name, *after) for name in names], in half the time.
+def derive_each(before: Sequence[int | str], names: Iterable[str], *after: int | str) -> np.ndarray:
+    """[derive(*before, name, *after) for name in names], in a quarter of the time.
 
-    >>> derive_each([0, 1], ["a", "b"], "train") == [derive(0, 1, i, "train") for i in "ab"]
+    >>> derive_each([0, 1], ["a", "b"], "train").tolist() == [derive(0, 1, i, "train") for i in "ab"]
     True
     """
-    begun, end = blake2b(_text(before) + SEPARATOR, digest_size=8), SEPARATOR + _text(after)
+    begun, end = blake2b(_text(before) + SEPARATOR, digest_size=8).copy, SEPARATOR + _text(after)
     found = []
     for name in names:
-        own = begun.copy()
+        own = begun()
         own.update(b"str:" + name.encode() + end)
-        found.append(int.from_bytes(own.digest(), "little") >> 1)
-    return found
+        found.append(own.digest())
+    return np.frombuffer(b"".join(found), "<u8") >> np.uint64(1)
 
 
 def _text(parts: Iterable[int | str]) -> bytes:

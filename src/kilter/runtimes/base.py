@@ -136,8 +136,8 @@ class Runtime(Federation):
         if k == len(self.ids):
             return self.ids
         # Everyone draws a lot by name, so the same nodes are chosen whatever the order they are listed in.
-        lots = dict(zip(self.ids, derive_each([self.seed, self.round], self.ids, "sample"), strict=True))
-        return self._ordered(sorted(self.ids, key=lots.__getitem__)[:k])
+        lots = derive_each([self.seed, self.round], self.ids, "sample")
+        return tuple(self.ids[i] for i in sorted(lots.argsort(kind="stable")[:k]))
 
     @property
     def aggregator(self) -> str:
