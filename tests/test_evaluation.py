@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from kilter import evaluation, federate
 from kilter.methods.fedavg import FedAvg
+from kilter.runtimes.host import POOL
 from kilter.train import SGD
 from small import bench, federation, method, mlp_task, quadratic, quadratic_task
 
@@ -87,6 +89,15 @@ def test_nodes_are_examined_together_as_each_would_be_alone(monkeypatch: pytest.
         for name in ("test", "valid"):
             assert found[i][name] == pytest.approx(report[name], abs=1e-6)
     assert run(workers=2) == found
+
+
+def test_states_that_nodes_keep_are_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers who have not yet trained may hold one object or equal ones, by how states travelled: it must not show."""
+    shown = seen_rows(monkeypatch)
+    with federation(8, topology="ring", bench=None) as fed:
+        found = federate(replace(method("fedavg"), cohort=0.3), fed, 1).clients["last"]["clients"]
+    assert len({id(state[POOL]) for state in fed.states.values()}) < 8  # some hold one object
+    assert sorted(shown) == sorted(r[n] for r in found.values() for n in ("n_test", "n_valid") if r[n])
 
 
 def test_an_error_while_examined_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

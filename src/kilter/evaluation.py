@@ -25,7 +25,7 @@ def is_personal(method: Method) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """A request to measure the global model on one's rows, yielded by `examine`: those of several nodes are answered together."""
+    """A request to measure a global model that was sent to all on one's rows, yielded by `examine`: nodes are answered together."""
 
     method: Method
     state: Tree
@@ -33,7 +33,7 @@ class Look:
 
 
 def looked(looks: Sequence[Look]) -> list[dict[str, float] | None]:
-    """The answers. Who is looked at with whom depends on who asks and what they hold, never on the number of processes."""
+    """The answers. Who is looked at with whom depends on who asks and what rows they hold, never on the number of processes."""
     found: list[dict[str, float] | None] = []
     for some, x in _batches(looks):
         first = some[0]
@@ -77,19 +77,25 @@ def examine(
     task = method.task
     parts = {"test": node.data.test, "valid": node.data.valid}
     report: dict[str, Any] = {"n_test": len(node.data.test), "n_valid": len(node.data.valid)}
+
+    def measured(outputs: Tensor | None, rows: Rows) -> dict[str, float] | None:
+        return None if outputs is None else task.measure(outputs, rows["y"])
+
     for name, rows in parts.items():
-        report[name] = (yield Look(method, state, rows)) if len(rows) else None
-    if is_personal(method):
-        for name, rows in parts.items():
-            outputs = method.personal(node, state, rows["x"]) if len(rows) else None
-            report[f"own_{name}"] = None if outputs is None else task.measure(outputs, rows["y"])
+        report[name] = None
+        if len(rows) and alone:  # by itself: whether some nodes keep one object depends on how states travelled
+            report[name] = measured(method.predict(state, rows["x"]), rows)
+        elif len(rows):
+            report[name] = yield Look(method, state, rows)
+        if is_personal(method):
+            report[f"own_{name}"] = measured(method.personal(node, state, rows["x"]), rows) if len(rows) else None
     if is_personal(method) or alone:
         common = glimpse(node.bench, full)
         outputs = None
         if common is not None and len(common):
             x = common["x"]
             outputs = method.personal(node, state, x) if is_personal(method) else method.predict(state, x)
-        report["own_bench"] = None if common is None or outputs is None else task.measure(outputs, common["y"])
+        report["own_bench"] = None if common is None else measured(outputs, common)
         seen = None if common is None or outputs is None else by_class(method, outputs, common["y"])
     if seen and len(node.data.train):
         counts = torch.bincount(node.data.train["y"], minlength=len(seen["recalls"])).tolist()

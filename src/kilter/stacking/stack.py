@@ -152,7 +152,7 @@ class _Context:
             return type(first)(self._stacked([t[i] for t in trees]) for i in range(len(first)))
         # By value, not by identity: who shares an object depends on how messages travelled, and must not show in the results.
         if isinstance(first, Tensor):
-            if _same(trees):
+            if _equal(trees):
                 return self._put(False, self.shared, first)
             return self._put(True, self._own, torch.stack(list(trees)))
         if isinstance(first, float) and any(t != first for t in trees):
@@ -179,7 +179,7 @@ class _Context:
         return tree
 
 
-def _same(tensors: Sequence[Tensor]) -> bool:
+def _equal(tensors: Sequence[Tensor]) -> bool:
     """Whether these are one in their numbers."""
     return all(t is tensors[0] or torch.equal(t, tensors[0]) for t in tensors)
 
@@ -325,7 +325,7 @@ def _common(fits: Sequence[Fit], names: Sequence[str]) -> set[str]:
     """The weights with which all begin, if there are linear layers only: a convolution would copy them for each client."""
     if any(v.dim() > 2 for v in fits[0].params.values()):
         return set()
-    return {k for k in names if _same([f.params[k] for f in fits])}
+    return {k for k in names if _equal([f.params[k] for f in fits])}
 
 
 def _descend(weights: Sequence[Tensor], grads: Sequence[Tensor | Product], rate: float) -> None:
