@@ -20,11 +20,11 @@ from statistics import median
 
 import torch
 
-from kilter.layout import keep_memory
+from kilter.fast.memory_layout import keep_memory
 from kilter.net import tls
-from kilter.net.door import ATTEND, PROTOCOL, Door
 from kilter.net.frames import OPTIONS, cut, read
-from kilter.net.star import Star
+from kilter.net.grpc_server import ATTEND, PROTOCOL, Door
+from kilter.net.server import Star
 
 SITES = ("a", "b", "c")
 
@@ -37,9 +37,9 @@ def echo(port: int, folder: Path) -> None:
 async def _echo(port: int, me: tls.Identity) -> None:
     from grpc import aio
 
-    from kilter import wire
     from kilter.net.site import answer
-    from kilter.runtimes.host import Done
+    from kilter.records import wire
+    from kilter.runtimes.step_runner import Done
 
     keep_memory(large=True)  # as a site does
     options = [*OPTIONS, ("grpc.ssl_target_name_override", "server")]

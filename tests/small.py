@@ -10,8 +10,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+from kilter.blocks.density.made import MADE
 from kilter.core import Data, Method, Rows
-from kilter.density.made import MADE
 from kilter.methods import methods
 from kilter.models import build
 from kilter.runtimes.simulation import Simulation

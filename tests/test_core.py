@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kilter.chance import derive, generator, numpy_generator
 from kilter.core import Mail, Replies, Rows
 from kilter.errors import unknown
+from kilter.seeds import derive, generator, numpy_generator
 
 
 def test_rows_share_their_tables() -> None:

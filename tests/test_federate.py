@@ -15,10 +15,10 @@ from torch import Tensor
 
 from kilter.core import AtNodes, Data, Method, Node, Rows
 from kilter.errors import Mistake
-from kilter.evaluation import GLIMPSE, glimpse, mean_of, spread
 from kilter.federate import federate
+from kilter.records.run_folder import Store
+from kilter.runtimes.evaluation import GLIMPSE, glimpse, mean_of, spread
 from kilter.runtimes.simulation import Simulation
-from kilter.store import Store
 from small import bench, digits, federation, method, mlp_task, normed_task, quadratic, quadratic_task, same, skewed
 
 
@@ -291,7 +291,7 @@ def test_glimpse_is_a_fixed_choice_over_all_rows() -> None:
 
 
 def test_personal_is_where_it_is_overridden() -> None:
-    from kilter.evaluation import is_personal
+    from kilter.runtimes.evaluation import is_personal
 
     assert [is_personal(method(n)) for n in ("fedavg", "fedbn", "solo")] == [False, True, True]
     assert method("fedavg").personal(Node("a", skewed()["c0"]), {}, torch.ones(1)) is None

@@ -8,9 +8,9 @@ from torch import nn
 
 from kilter.core import alone
 from kilter.errors import Mistake
+from kilter.fast.stack import run_stack
 from kilter.models import build
 from kilter.params import vector
-from kilter.stacking.stack import run_stack
 from kilter.tasks import EVAL_BATCH, Task
 from small import SHAPE, digits, mlp_task, normed_task, same
 

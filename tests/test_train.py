@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from kilter.chance import generator
 from kilter.core import Data, Fit, Node, Params, Rows
 from kilter.errors import Mistake
+from kilter.seeds import generator
 from kilter.tasks import Task
 from kilter.train import SGD, Adam, Fitted, Plan, batches, run, run_one
 from small import Normed, constant, digits, linear_task, mlp_task, near, normed_task, same

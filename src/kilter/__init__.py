@@ -3,8 +3,8 @@
 from kilter.core import Data, Each, Federation, Fit, Mail, Method, Node, Post, Replies, Rows, step
 from kilter.errors import Mistake
 from kilter.federate import Result, federate
+from kilter.records.run_folder import Store
 from kilter.runtimes.simulation import Simulation
-from kilter.store import Store
 from kilter.tasks import Task
 from kilter.train import SGD, Adam, Plan
 

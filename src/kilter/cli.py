@@ -15,19 +15,19 @@ from rich.console import Console
 from rich.table import Table
 
 from kilter import __version__
+from kilter.commands import network as net_commands
+from kilter.commands import study as study_commands
 from kilter.core import Method
 from kilter.data import DATASETS, PARTITIONS
 from kilter.errors import Mistake, unknown
 from kilter.experiment import PLANS, Experiment
-from kilter.fields import comments, default, options
-from kilter.interrupts import stoppable
 from kilter.methods import methods as all_methods
 from kilter.models import MODELS
-from kilter.net import commands as net_commands
+from kilter.options import comments, default, options
+from kilter.records.run_folder import Store, write
 from kilter.report.progress import Progress
 from kilter.report.result import result_table, show_result
-from kilter.store import Store, write
-from kilter.study import commands as study_commands
+from kilter.runtimes.interrupts import stoppable
 from kilter.topology import TOPOLOGIES
 
 app = typer.Typer(
@@ -174,8 +174,8 @@ def show(
     **given: Any,
 ) -> None:
     """How a partition skews the data: in the terminal and as a picture."""
-    from kilter.census import census
-    from kilter.report.skew import draw, table
+    from kilter.report.federated_skew import census
+    from kilter.report.skew_picture import draw, table
 
     if epsilon and not federated:
         raise Mistake("--epsilon puts noise on the counts clients send: give --federated too.")

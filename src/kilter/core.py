@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 import torch
 from torch import Tensor
 
-from kilter.chance import derive, generator
+from kilter.seeds import derive, generator
 
 if TYPE_CHECKING:
     from kilter.tasks import Task

@@ -18,20 +18,20 @@ import torch
 
 import kilter
 from kilter import data as kdata
-from kilter.chance import numpy_generator
 from kilter.core import Method
 from kilter.data import Dataset, Split
 from kilter.data.split import public_file
 from kilter.errors import Mistake, unknown
 from kilter.federate import CHECKPOINT_SECONDS, Result, Watch, federate
-from kilter.fields import fill, own_fields
 from kilter.methods import find
 from kilter.models import build as build_model
 from kilter.models import load_weights
-from kilter.robust import parse as parse_robust
+from kilter.options import fill, own_fields
+from kilter.records.run_folder import Store
 from kilter.runtimes.base import Runtime
+from kilter.runtimes.robust import parse as parse_robust
 from kilter.runtimes.simulation import Missing, Simulation
-from kilter.store import Store
+from kilter.seeds import numpy_generator
 from kilter.tasks import Task
 from kilter.topology import topology
 from kilter.train import SGD, Adam, Plan

@@ -10,10 +10,10 @@ from typing import Any
 
 from kilter.core import AtNodes, Method, Params, Tree
 from kilter.errors import Mistake
-from kilter.evaluation import examine_bench, examine_variants, is_personal, mean_of, spread
-from kilter.interrupts import check
+from kilter.records.run_folder import Store, write
 from kilter.runtimes.base import Runtime
-from kilter.store import Store, write
+from kilter.runtimes.evaluation import examine_bench, examine_variants, is_personal, mean_of, spread
+from kilter.runtimes.interrupts import check
 
 Watch = Callable[[dict[str, Any]], None]
 CHECKPOINT_SECONDS = 5.0  # a checkpoint is written at most this often, and at the end

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from kilter.chance import derive
 from kilter.core import Batch, Params, Rows
 from kilter.errors import Mistake
-from kilter.layout import channels_inside, pool_first
+from kilter.fast.memory_layout import channels_inside, pool_first
+from kilter.fast.single import Quick
 from kilter.metrics import Metric, measure_each
 from kilter.params import BUFFER, count, weights
-from kilter.stacking.alone import Quick
+from kilter.seeds import derive
 
 EVAL_BATCH = 250  # rows in one evaluation batch
 

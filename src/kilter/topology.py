@@ -14,8 +14,8 @@ from pathlib import Path
 
 import networkx as nx
 
-from kilter.chance import derive
 from kilter.errors import Mistake, unknown
+from kilter.seeds import derive
 
 TRIES = 100  # random graphs are drawn again until connected
 

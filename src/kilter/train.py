@@ -17,13 +17,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from kilter.chance import generator
 from kilter.core import Fit, Params
 from kilter.errors import Mistake
-from kilter.layout import channels_inside
+from kilter.fast.client_random import Dice
+from kilter.fast.memory_layout import channels_inside
+from kilter.fast.single import Alone
 from kilter.params import BUFFER
-from kilter.stacking.alone import Alone
-from kilter.stacking.chance import Dice
+from kilter.seeds import generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +203,7 @@ def run_one(fit: Fit) -> Fitted:
 
 def run(fits: Sequence[Fit], stack: bool = True) -> list[Fitted]:
     """Perform fits that are ready together, stacked where they can be."""
-    from kilter.stacking import stack as stacking  # which trains by the plans above
+    from kilter.fast import stack as stacking  # which trains by the plans above
 
     done: dict[int, Fitted] = {}
     for group in stacking.stacks(fits) if stack else []:

@@ -12,7 +12,7 @@ from typing import Any
 from place import Place
 
 from kilter.engines.settings import site_of
-from kilter.engines.visit import answered
+from kilter.engines.site_endpoint import answered
 
 
 def envelope(letter: bytes, node: int, seconds: float) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kilter.federate import federate
-from kilter.store import Store
+from kilter.records.run_folder import Store
 from small import federation, method, normed_task, same
 
 NAMES = ["fedrep", "fedrod", "moon", "fedcurv", "feddc", "fedem", "fedmix", "clustered", "cm", "fedpcl", "fedmd"]

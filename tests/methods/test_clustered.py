@@ -11,7 +11,7 @@ from acting import hub
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kilter.clustering import bipartition, cosines, hdbscan
+from kilter.blocks.clustering import bipartition, cosines, hdbscan
 from kilter.core import Data, Params, Replies, Rows
 from kilter.errors import Mistake
 from kilter.federate import federate

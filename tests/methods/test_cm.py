@@ -8,7 +8,7 @@ import pytest
 import torch
 from acting import hub, models
 
-from kilter.clustering import cosines, hdbscan
+from kilter.blocks.clustering import cosines, hdbscan
 from kilter.core import Data, Replies, Rows
 from kilter.federate import federate
 from kilter.methods.cm import CM

@@ -8,9 +8,9 @@ import pytest
 import torch
 from acting import hub, is_fedavg, play
 
-import kilter.fisher
+import kilter.blocks.fisher
+from kilter.blocks.fisher import fisher
 from kilter.core import Node, Params, Replies
-from kilter.fisher import fisher
 from kilter.methods.fedcurv import FedCurv
 from kilter.params import dot, sub, weights
 from kilter.tasks import Task
@@ -44,7 +44,7 @@ def test_fisher_is_a_mean_of_squares_not_the_square_of_a_mean() -> None:
 def test_fisher_counts_every_row_however_they_are_cut(monkeypatch: Any) -> None:
     task, rows = mlp_task(), skewed()["c0"].train
     whole = fisher(task, task.init(0), rows)
-    monkeypatch.setattr(kilter.fisher, "HELD", 3 * task.size())
+    monkeypatch.setattr(kilter.blocks.fisher, "HELD", 3 * task.size())
     assert near(fisher(task, task.init(0), rows), whole, 1e-6)
 
 

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kilter import SGD, Data, Mistake, Rows, Simulation, Task, federate
+from kilter.blocks.density.made import MADE, density_task
+from kilter.blocks.density.ratio import both, by_density, by_judge, effective_size, judge, mean_one
 from kilter.core import Node
 from kilter.data.partitions import noise_std
-from kilter.density.made import MADE, density_task
-from kilter.density.ratio import both, by_density, by_judge, effective_size, judge, mean_one
 from kilter.methods.feddisk import FedDisk
 from kilter.models import build
 from kilter.params import count
-from kilter.runtimes.host import perform
-from kilter.study.measures import cost_paper, curve, ecr_paper, rounds_to_target
+from kilter.runtimes.step_runner import perform
+from kilter.study.statistics import cost_paper, curve, ecr_paper, rounds_to_target
 from kilter.train import run_one
 from small import SHAPE, digits, every, federation, known_made, linear_task, method, mlp_task, same, skewed, three_ways
 
@@ -168,7 +168,7 @@ def test_weights_are_finite_and_have_mean_one(chances, rule):
 @pytest.fixture
 def brief(monkeypatch):
     """Judges that learn little: enough to see that the machinery turns."""
-    monkeypatch.setattr("kilter.density.ratio.EPOCHS", 4)
+    monkeypatch.setattr("kilter.blocks.density.ratio.EPOCHS", 4)
 
 
 def weights_of(fed: Simulation) -> dict[str, torch.Tensor]:

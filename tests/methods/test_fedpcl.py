@@ -11,12 +11,12 @@ from acting import hub, play
 from safetensors.torch import save_file
 from torch import Tensor
 
+from kilter.blocks.prototypes import NEVER, class_means, consensus, likeness
 from kilter.core import Node
 from kilter.errors import Mistake
 from kilter.federate import federate
 from kilter.methods.fedpcl import FedPCL
 from kilter.models import build, load_weights
-from kilter.prototypes import NEVER, class_means, consensus, likeness
 from kilter.tasks import Task
 from kilter.train import SGD
 from small import SHAPE, federation, mlp_task, normed_task, public, same, skewed

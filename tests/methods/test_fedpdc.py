@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kilter import SGD, Node, Replies, Rows, Simulation, Task, federate, wire
+from kilter import SGD, Node, Replies, Rows, Simulation, Task, federate
 from kilter.core import SERVER, Data, Method
 from kilter.methods.fedavg import FedAvg
 from kilter.methods.fedpdc import FedPDC, shares
 from kilter.params import buffers, mean
-from kilter.study.measures import curve, rounds_to_target
+from kilter.records import wire
+from kilter.study.statistics import curve, rounds_to_target
 from small import bench, federation, near, normed_task, public, same
 from small import mlp_task as small_task
 

@@ -11,12 +11,14 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from kilter import SGD, Mistake, Result, Store, Task, ensemble, federate, wire
+from kilter import SGD, Mistake, Result, Store, Task, federate
+from kilter.blocks import ensemble
 from kilter.core import Data, Method, Node, Rows
 from kilter.methods.fedavg import FedAvg
 from kilter.methods.fedavg_tuned import FedAvgTuned
 from kilter.methods.fedsbme import FedSBME
 from kilter.params import average, buffers, mean, weights
+from kilter.records import ensemble_file, wire
 from small import bench, federation, mlp_task, near, normed_task, public, same, skewed, three_ways
 
 PLAN = SGD(lr=0.1, batch=16)
@@ -176,7 +178,7 @@ def test_a_run_that_was_stopped_goes_on_and_leaves_its_ensemble(tmp_path) -> Non
     with federation() as fed:
         again = federate(fedsbme(), fed, 3, store=store)
     assert same(again.state, whole.state)
-    assert same(ensemble.load(tmp_path), whole.state["ensemble"])
+    assert same(ensemble_file.load(tmp_path), whole.state["ensemble"])
 
 
 def test_variances_are_sent_only_if_they_count() -> None:

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from kilter import Mistake, federate
-from kilter.chance import derive
+from kilter.blocks.gan import GAN
+from kilter.blocks.secure_sum import SCHEMES, desk, quantised
 from kilter.core import Node, Post
-from kilter.gan import GAN
 from kilter.methods.slfed import SLFed, cosine
 from kilter.runtimes.simulation import Simulation
-from kilter.sharing import SCHEMES, desk, quantised
+from kilter.seeds import derive
 from kilter.train import SGD
 from small import bench, mlp_task, skewed
 
@@ -248,7 +248,7 @@ def test_the_record_says_who_listens_to_whom_and_how_sure_they_are():
 
 def test_the_books_show_what_each_way_of_sharing_moves(monkeypatch):
     """Printed: n^2 models a requester. Once: K (K - 1) shares and K - 1 sums a requester, below 2 K^2 for everybody."""
-    from kilter.ledger import Ledger
+    from kilter.runtimes.ledger import Ledger
 
     def transfers(share):
         sizes, book = [], Ledger.letter

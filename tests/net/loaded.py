@@ -2,9 +2,9 @@
 
 import torch
 
-import kilter.net.run
+import kilter.net.entry
 from kilter import data
 
 torch.set_num_threads(1)
 data.load("digits")
-assert kilter.net.run
+assert kilter.net.entry

@@ -10,11 +10,11 @@ from typing import Any
 
 import grpc
 
-from kilter import wire
 from kilter.core import Tree
-from kilter.net.door import ATTEND, PROTOCOL
 from kilter.net.frames import OPTIONS, cut, head_of
+from kilter.net.grpc_server import ATTEND, PROTOCOL
 from kilter.net.tls import Identity
+from kilter.records import wire
 
 FACTS = {"shape": [2], "classes": ["x", "y"]}
 

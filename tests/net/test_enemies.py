@@ -15,14 +15,14 @@ import pytest
 import torch
 from raw import Honest, Raw, channel, letter
 
-from kilter import wire
 from kilter.core import SERVER, Replies
 from kilter.errors import Mistake
-from kilter.net import door as doors
+from kilter.net import grpc_server as doors
 from kilter.net import tls
-from kilter.net.door import STATUS, Door
-from kilter.net.star import Star
-from kilter.runtimes.host import Done
+from kilter.net.grpc_server import STATUS, Door
+from kilter.net.server import Star
+from kilter.records import wire
+from kilter.runtimes.step_runner import Done
 
 NAMES = ("a", "b", "c")
 

@@ -12,7 +12,7 @@ from place import WAIT, Place
 from proxy import Proxy
 from test_same_numbers import booked, simulate
 
-from kilter import wire
+from kilter.records import wire
 from small import same
 
 # A fit that takes a while, so that something can happen in the middle of it.

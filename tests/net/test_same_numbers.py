@@ -10,9 +10,9 @@ from place import Place
 from told import booked, simulate, told
 
 from kilter import data as kdata
-from kilter import wire
 from kilter.core import Rows
 from kilter.methods import methods
+from kilter.records import wire
 from small import same
 
 QUICK = ("fedbn", "scaffold")  # the others are slow only because there are many

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from kilter import wire
 from kilter.net import tls
 from kilter.net.seal import Seal
+from kilter.records import wire
 
 PLACE: dict[str, Any] = {"run": "0" * 32, "life": "1" * 32, "round": 3, "seq": 2, "step": "spread:train"}
 LETTER = {"w": torch.arange(1000.0)}

@@ -9,7 +9,7 @@ from typing import Any
 from place import Place
 
 from kilter.federate import federate
-from kilter.store import Store
+from kilter.records.run_folder import Store
 
 
 def simulate(here: Place, **options: Any) -> Path:

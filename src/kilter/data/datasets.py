@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kilter.chance import numpy_generator
 from kilter.core import as_float
 from kilter.data import hub
 from kilter.data.files import Arrays, read, read_npz, write_npz
 from kilter.errors import Mistake, unknown
+from kilter.seeds import numpy_generator
 
 FLOATS = 2**30  # bytes up to which images are kept as float32 rather than uint8
 

@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kilter.chance import numpy_generator
 from kilter.core import Data, Rows, as_float
 from kilter.data.datasets import Dataset, load
 from kilter.data.partitions import noise_std
 from kilter.data.rules import Parts, Rule, parse
 from kilter.errors import Mistake
+from kilter.seeds import numpy_generator
 
 Index = NDArray[np.int64]
 

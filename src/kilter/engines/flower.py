@@ -14,9 +14,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
-from kilter.engines.grid import GridDesk, opened
+from kilter.engines.flower_transport import GridDesk, opened
 from kilter.engines.settings import lead_of, site_of
-from kilter.engines.visit import answered, refusal
+from kilter.engines.site_endpoint import answered, refusal
 from kilter.errors import Mistake
 
 log = logging.getLogger("kilter.net")

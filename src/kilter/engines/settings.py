@@ -9,7 +9,7 @@ from typing import Any
 from kilter import data as kdata
 from kilter.errors import Mistake, unknown
 from kilter.experiment import Experiment
-from kilter.net.lead import Lead
+from kilter.net.server_run import Lead
 from kilter.net.site import Site
 from kilter.net.terms import Willing
 from kilter.net.tls import Identity, words

@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 
 from kilter.core import Method
 from kilter.errors import Mistake, unknown
-from kilter.plugin import is_file_spec, load_object
+from kilter.plugins import is_file_spec, load_object
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kilter.clustering import Cluster, Linkage, bipartition, cosines, of
+from kilter.blocks.clustering import Cluster, Linkage, bipartition, cosines, of
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
 from kilter.params import average, sub, vector, weights
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kilter.clustering import Cluster, cosines, hdbscan, of
+from kilter.blocks.clustering import Cluster, cosines, hdbscan, of
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
 from kilter.params import average, pick, sub, vector
 

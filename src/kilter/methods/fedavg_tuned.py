@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from kilter.blocks.posterior import recount, swa
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
 from kilter.params import average
-from kilter.posterior import recount, swa
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kilter.blocks.fisher import fisher
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, step
-from kilter.fisher import fisher
 from kilter.params import add, apply, average, dot, scale, sub, weights, zeros
 
 State = dict[str, Any]  # w; U = sum_j I_j and V = sum_j I_j theta_j; whose, and from which round

@@ -8,12 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kilter.chance import derive
+from kilter.blocks.density.made import Kind, density_task, made_of
+from kilter.blocks.density.ratio import both, by_density, by_judge, effective_size, judge, loss_of, mean_one, settle
 from kilter.core import AtNodes, Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
-from kilter.density.made import Kind, density_task, made_of
-from kilter.density.ratio import both, by_density, by_judge, effective_size, judge, loss_of, mean_one, settle
 from kilter.errors import Mistake
 from kilter.params import average
+from kilter.seeds import derive
 from kilter.tasks import Task
 from kilter.train import Adam
 

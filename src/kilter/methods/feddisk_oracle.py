@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kilter.chance import generator
+from kilter.blocks.density.ratio import both, by_judge, effective_size, judge, mean_one
 from kilter.core import Batch, Each, Federation, Fit, Method, Node, Params, Replies, Tree, step
-from kilter.density.ratio import both, by_judge, effective_size, judge, mean_one
 from kilter.params import average
+from kilter.seeds import generator
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kilter.chance import derive
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
 from kilter.errors import Mistake
 from kilter.params import average
+from kilter.seeds import derive
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,11 @@ import torch
 from scipy.special import rel_entr
 from torch import Tensor
 
+from kilter.blocks.density import mixture
+from kilter.blocks.density.mixture import Floats
+from kilter.blocks.label_summary import Summary, count, flaw
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
-from kilter.density import mixture
-from kilter.density.mixture import Floats
 from kilter.errors import Mistake
-from kilter.labels import Summary, count, flaw
 from kilter.params import average
 
 NIL = 1e-12  # a sum of weights below this says nothing

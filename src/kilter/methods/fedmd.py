@@ -7,9 +7,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kilter.chance import generator
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Rows, Tree, step
 from kilter.params import mean
+from kilter.seeds import generator
 
 State = dict[str, Any]  # the mean logits, and of which round's public rows; the public rows, and who has them already
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 
-from kilter.chance import generator
+from kilter.blocks.prototypes import class_means, consensus, likeness
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Rows, Tree, step
 from kilter.params import drop
-from kilter.prototypes import class_means, consensus, likeness
+from kilter.seeds import generator
 
 Known = dict[str, Tensor]  # "centre" (C, d): the global prototypes; "known" (C,): of which classes; "sets" (K, C, d)
 State = dict[str, Any]  # what is known; each client's last set; the encoder, and who has it already

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
-from kilter import ensemble
-from kilter.chance import derive, numpy_generator
+from kilter.blocks import ensemble
+from kilter.blocks.ensemble import Ensemble
+from kilter.blocks.posterior import dirichlet, learning_rate, recount, sharpen, spread, swa, unit_spread
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Rows, Tree, step
-from kilter.ensemble import Ensemble
 from kilter.errors import Mistake
 from kilter.params import average, mean, scale
-from kilter.posterior import dirichlet, learning_rate, recount, sharpen, spread, swa, unit_spread
+from kilter.seeds import derive, numpy_generator
 from kilter.train import Plan
 
 

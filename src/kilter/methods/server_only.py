@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from kilter.blocks.posterior import recount, swa
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Tree, step
-from kilter.posterior import recount, swa
 
 
 @dataclass(frozen=True, kw_only=True)

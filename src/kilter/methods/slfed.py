@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from kilter.chance import generator
+from kilter.blocks.gan import GAN
+from kilter.blocks.secure_sum import SCHEMES, Scheme, desk, looking_like, quantised
+from kilter.blocks.subjective_logic import Opinion, discount, from_evidence, fuse_all, is_opinion, threshold
 from kilter.core import Batch, Federation, Fit, Mail, Method, Node, Params, Post, Tree, as_float, step
-from kilter.gan import GAN
-from kilter.opinion import Opinion, discount, from_evidence, fuse_all, is_opinion, threshold
 from kilter.params import weights
-from kilter.sharing import SCHEMES, Scheme, desk, looking_like, quantised
+from kilter.seeds import generator
 from kilter.train import Adam
 
 Boxes = dict[str, Any]  # {sender: letter}
@@ -29,8 +29,8 @@ class SLFed(Method):
     Partners tell their direct opinions, which A discounts and fuses. Contributors C: u_C <= tau (Eq. 16), sigma_C = s_C, and
     PAM_A = (M_A + sum sigma_C M_C) / (1 + sum sigma_C), where A sees only sums of shares.
 
-    As printed: `share="scalar", prior=1`. What `share` reveals is said in `kilter.sharing`. The record says whom a peer listened
-    to and how sure it was: `kilter trust` draws it. Between peers on a network each has only its own record.
+    As printed: `share="scalar", prior=1`. What `share` reveals is said in `kilter.blocks.secure_sum`. The record says whom
+    a peer listened to and how sure it was: `kilter trust` draws it. Between peers on a network each has only its own record.
     Keeps: its model, its evidence on others, its GAN.  Sends: GAN pictures, class counts, opinions, shares of its model.
     """
 

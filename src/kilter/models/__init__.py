@@ -17,7 +17,7 @@ from kilter.errors import Mistake, unknown
 from kilter.models.resnet import resnet18, resnet50
 from kilter.models.small import Network, Shape, bench_cnn, cnn, lenet, linear, mlp, simple_cnn
 from kilter.models.weights import load_weights
-from kilter.plugin import is_file_spec, load_object
+from kilter.plugins import is_file_spec, load_object
 
 __all__ = ["MODELS", "Network", "Shape", "build", "load_weights"]
 

@@ -1,4 +1,4 @@
-"""Letters on a stream: a head (a small JSON object) and a body (bytes in the format of `kilter.wire`), cut into frames.
+"""Letters on a stream: a head (a small JSON object) and a body (bytes in the format of `kilter.records.wire`), cut into frames.
 
 A frame is one gRPC message: `H` and the head, whose `size` announces the body, then as many times `B` and up to CHUNK bytes of
 it. Whoever reads refuses a body larger than its limit when it is announced, and holds no more than what really came.
@@ -10,7 +10,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from kilter.wire import Malformed
+from kilter.records.wire import Malformed
 
 CHUNK = 2**20  # bytes of body in a frame
 LARGEST_HEAD = 2**20

@@ -13,14 +13,14 @@ from typing import Any, Self
 
 import torch
 
-from kilter import wire
 from kilter.core import Data, Mail, Method, Post, Replies, Rows, Tree
 from kilter.errors import Mistake
 from kilter.net.frames import Head
-from kilter.net.office import Office, Place
+from kilter.net.peer_transport import Office, Place
+from kilter.records import wire
 from kilter.runtimes.base import Runtime
-from kilter.runtimes.box import checked
-from kilter.runtimes.host import Done, perform, resolve
+from kilter.runtimes.reply_checks import checked
+from kilter.runtimes.step_runner import Done, perform, resolve
 
 log = logging.getLogger("kilter.net")
 

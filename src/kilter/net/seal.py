@@ -25,10 +25,10 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 from torch import Tensor
 
-from kilter import wire
 from kilter.core import Tree
 from kilter.errors import Mistake
 from kilter.net.tls import Identity, holder
+from kilter.records import wire
 
 SALT, NONCE = 16, bytes(12)  # every key seals one letter, so the nonce need not vary
 Card = dict[str, str]

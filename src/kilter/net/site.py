@@ -20,19 +20,19 @@ import torch
 from grpc import aio
 
 from kilter import data as kdata
-from kilter import wire
 from kilter.core import Data, Method, Node, Post, Tree
 from kilter.errors import Mistake
-from kilter.layout import keep_memory
-from kilter.net.door import ATTEND, PROTOCOL
+from kilter.fast.memory_layout import keep_memory
 from kilter.net.frames import LARGEST, OPTIONS, Ended, Head, cut, place, read, text
-from kilter.net.keep import Keep
+from kilter.net.grpc_server import ATTEND, PROTOCOL
 from kilter.net.seal import Seal
+from kilter.net.site_state import Keep
 from kilter.net.terms import Facts, Willing, own_data
 from kilter.net.tls import Identity
+from kilter.records import wire
 from kilter.runtimes.base import fingerprint
-from kilter.runtimes.box import checked
-from kilter.runtimes.host import Done, perform, resolve
+from kilter.runtimes.reply_checks import checked
+from kilter.runtimes.step_runner import Done, perform, resolve
 
 log = logging.getLogger("kilter.net")
 

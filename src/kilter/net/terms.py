@@ -18,8 +18,8 @@ from kilter.core import Data, Method
 from kilter.data.split import carve, rows_of
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
-from kilter.plugin import is_file_spec
-from kilter.runtimes.host import resolve
+from kilter.plugins import is_file_spec
+from kilter.runtimes.step_runner import resolve
 from kilter.topology import Topology
 
 SENT = ("method", "settings", "model", "optimiser", "local", "cohort", "seed", "valid", "rounds")

@@ -11,12 +11,12 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
-from kilter.chance import generator
 from kilter.core import Data, Method, Rows
 from kilter.errors import Mistake
-from kilter.fields import comments, default, own_fields
 from kilter.models import build
+from kilter.options import comments, default, own_fields
 from kilter.runtimes.simulation import Simulation
+from kilter.seeds import generator
 from kilter.tasks import Task
 from kilter.train import SGD
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kilter.errors import Mistake
-from kilter.store import read_rounds
+from kilter.records.run_folder import read_rounds
 
 PANELS = 8  # rounds shown as matrices
 STRONGEST = 3  # whom a peer listens to most: the arrows of the graph

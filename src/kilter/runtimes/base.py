@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kilter import wire
-from kilter.chance import derive_each
+from kilter import trees
 from kilter.core import (
     SERVER,
     AtNodes,
@@ -33,11 +32,13 @@ from kilter.core import (
     Unread,
 )
 from kilter.errors import Mistake
-from kilter.evaluation import parts, predict_part
-from kilter.ledger import Ledger
-from kilter.robust import robust
-from kilter.runtimes.box import Shape, absurd
-from kilter.runtimes.host import Done, perform
+from kilter.records import wire
+from kilter.runtimes.evaluation import parts, predict_part
+from kilter.runtimes.ledger import Ledger
+from kilter.runtimes.reply_checks import Shape, absurd
+from kilter.runtimes.robust import robust
+from kilter.runtimes.step_runner import Done, perform
+from kilter.seeds import derive_each
 from kilter.topology import topology
 
 NOTHING = Rows({}, torch.empty(0, dtype=torch.int64))
@@ -58,7 +59,7 @@ class Runtime(Federation):
         self.topology = topology(spec, self.ids, seed)
         self.ledger = Ledger()
         self.role = ""  # who holds the aggregator's role (rotating)
-        self.robust = ""  # what is done to replies before they are combined (kilter.robust)
+        self.robust = ""  # what is done to replies before they are combined (kilter.runtimes.robust)
         self.clients: dict[str, Data] = {}  # whose data is here
         self.bench = bench
         self.public = public
@@ -289,9 +290,9 @@ def fingerprint(state: Tree) -> Seen:
     """Tells whether a state was changed."""
     if state == {}:
         return Seen([], [])
-    found = list(wire.leaves(state))
+    found = list(trees.leaves(state))
     marks = [(p, id(v), v._version) if isinstance(v, torch.Tensor) else (p, v) for p, v in found]
-    return Seen([*marks, wire.structure(state)], found)
+    return Seen([*marks, trees.structure(state)], found)
 
 
 def _difference(shape: tuple[Any, ...], usual: tuple[Any, ...]) -> str:

@@ -1,6 +1,6 @@
 """The simulation on a Ray cluster: the same chunks of clients, performed wherever a processor of the cluster is free.
 
-What travels is arrays and letters (`kilter.wire`), never code: every cluster node has kilter installed and finds the method by its
+What travels is arrays and letters, never code: every cluster node has kilter installed and finds the method by its
 name. The tables of rows go once into Ray's object store, which the seats of a machine share. What nodes keep stays with the driver
 and goes along with each order; so whatever is lost with a machine is done again elsewhere, and comes out the same.
 """
@@ -22,14 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kilter import wire
 from kilter.core import Data, Rows, Tree
 from kilter.errors import Mistake
-from kilter.plugin import is_file_spec
-from kilter.runtimes.answers import State, apologies, failed, read, written
-from kilter.runtimes.host import Done
-from kilter.runtimes.pace import Share
+from kilter.plugins import is_file_spec
+from kilter.records import wire
+from kilter.runtimes.autotune import Share
 from kilter.runtimes.simulation import Fault, Simulation
+from kilter.runtimes.step_runner import Done
+from kilter.runtimes.worker_messages import State, apologies, failed, read, written
 from kilter.topology import Topology
 
 if TYPE_CHECKING:

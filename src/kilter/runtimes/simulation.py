@@ -15,20 +15,20 @@ from typing import Literal, Protocol, Self
 import torch
 from torch import Tensor
 
-from kilter import wire
-from kilter.chance import derive
 from kilter.core import Data, Mail, Method, Post, Rows, Tree
 from kilter.errors import Mistake
-from kilter.evaluation import PART, parts
-from kilter.layout import keep_memory
-from kilter.runtimes.answers import Outcome, State
+from kilter.fast.memory_layout import keep_memory
+from kilter.fast.stack import compose, width
+from kilter.records import wire
+from kilter.runtimes.autotune import Pace, Share, cores
 from kilter.runtimes.base import Runtime, fingerprint, joined
-from kilter.runtimes.box import have_one_shape, odd_ones
-from kilter.runtimes.host import Done, perform, resolve
-from kilter.runtimes.pace import Pace, Share, cores
-from kilter.runtimes.pile import Pile
+from kilter.runtimes.evaluation import PART, parts
+from kilter.runtimes.reply_checks import have_one_shape, odd_ones
+from kilter.runtimes.reply_spool import Pile
+from kilter.runtimes.step_runner import Done, perform, resolve
+from kilter.runtimes.worker_messages import Outcome, State
 from kilter.runtimes.workers import Workers
-from kilter.stacking.stack import compose, width
+from kilter.seeds import derive
 
 MANY = 100  # clients that are examined by one process at a time, if together they have no more than PART rows
 
@@ -72,7 +72,7 @@ class Simulation(Runtime):
 
     `clients` maps node ids to their data; `bench` is the common test set; `public` what the aggregator may hold; `faults` gives
     a reason why a call at a node fails, or None. With `workers` > 1, steps run in that many processes; with "auto", in as
-    many as prove fastest. Clients are trained several in one computation (see `kilter.stacking`); `stack=False` trains one by
+    many as prove fastest. Clients are trained several in one computation (see `kilter.fast`); `stack=False` trains one by
     one, as nodes far apart do.
     """
 

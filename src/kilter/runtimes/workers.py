@@ -13,14 +13,14 @@ from multiprocessing.connection import Connection, wait
 
 import torch
 
-from kilter import wire
 from kilter.core import Tree
 from kilter.errors import Mistake
-from kilter.layout import grounded
-from kilter.runtimes.answers import Outcome, State, apologies, read, written
-from kilter.runtimes.host import Done
-from kilter.runtimes.pace import Share
-from kilter.runtimes.parcels import Board, Room, Shelf, copied, packed
+from kilter.fast.memory_layout import grounded
+from kilter.records import wire
+from kilter.runtimes.autotune import Share
+from kilter.runtimes.shared_memory import Board, Room, Shelf, copied, packed
+from kilter.runtimes.step_runner import Done
+from kilter.runtimes.worker_messages import Outcome, State, apologies, read, written
 
 Work = Callable[[str, int, Mapping[str, Tree], Mapping[str, State]], dict[str, Outcome]]
 

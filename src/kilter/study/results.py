@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from kilter.errors import Mistake
+from kilter.records.run_folder import read_rounds
 from kilter.report.result import read_summary
 from kilter.report.trust import by_round, tables
-from kilter.store import read_rounds
-from kilter.study.measures import (
+from kilter.study.grid import Job, Study
+from kilter.study.runner import Failure, Folder
+from kilter.study.schema import MEASURES, Cell
+from kilter.study.statistics import (
     Difference,
     bytes_to_target,
     ecr_paper,
@@ -22,9 +25,6 @@ from kilter.study.measures import (
     round_of_best,
     rounds_to_target,
 )
-from kilter.study.plan import Job, Study
-from kilter.study.reading import MEASURES, Cell
-from kilter.study.runner import Failure, Folder
 from kilter.study.tuning import Choice
 
 

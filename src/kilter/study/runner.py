@@ -29,8 +29,8 @@ import torch
 from kilter.data import Dataset
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
-from kilter.store import Store, cannot_write, write
-from kilter.study.plan import Job
+from kilter.records.run_folder import Store, cannot_write, write
+from kilter.study.grid import Job
 
 PATIENCE = 20.0  # seconds to wait for processes of a killed study to end
 TICK = 0.5  # seconds between looks at the clock

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from kilter.chance import numpy_generator
 from kilter.errors import Mistake, unknown
 from kilter.report.result import read_summary
-from kilter.study.plan import Job, Study
-from kilter.study.reading import LOCAL, Cell, Entry, matches
+from kilter.seeds import numpy_generator
+from kilter.study.grid import Job, Study
 from kilter.study.runner import Folder
+from kilter.study.schema import LOCAL, Cell, Entry, matches
 
 Settings = dict[str, Any]
 

@@ -1,0 +1,1 @@
+"""What methods are made of: density models, subjective logic, secret sharing, posteriors, clustering. No method, no runtime."""

@@ -1,0 +1,114 @@
+"""MADE. Germain, Gregor, Murray, Larochelle: Masked Autoencoder for Distribution Estimation (ICML 2015), one hidden layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, softplus
+
+from kilter.core import Params
+from kilter.seeds import generator
+from kilter.tasks import Task
+
+Kind = Literal["bernoulli", "gaussian"]
+NARROW, WIDE = math.log(1e-2), math.log(1e2)  # bounds of ln variance: a constant column has no density
+
+
+class MADE(nn.Module):
+    """p(x) = prod_d p(x_d | x_<d): a network whose d-th output sees only the inputs before the d-th.
+
+    Hidden unit j has a degree m(j) in 1..D-1 and sees inputs d <= m(j); output d sees units with m(j) < d. Degrees come from
+    `seed`, so that everyone's weights mean the same function. `x` is (N, ...), flattened to (N, D):
+    bernoulli   u = sigmoid(c + V relu(b + W x)), ln p_d = x_d ln u_d + (1 - x_d) ln(1 - u_d), for values in 0..1
+    gaussian    (mu, s) = c + V relu(b + W x),    ln p_d = ln N(x_d; mu_d, e^{s_d}), for standardised tables
+
+    >>> made = MADE(4, hidden=8)
+    >>> made(torch.tensor([[0.0, 1.0, 1.0, 0.0]])).shape
+    torch.Size([1, 4])
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: int = 30,
+        kind: Kind = "bernoulli",
+        seed: int = 0,
+        degrees: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.inputs, self.kind = inputs, kind
+        rng = generator(seed, "degrees")
+        drawn = torch.randint(1, max(inputs, 2), (hidden,), generator=rng) if degrees is None else torch.tensor(degrees)
+        order = torch.arange(1, inputs + 1)
+        heads = 2 if kind == "gaussian" else 1
+        self.sees = nn.Linear(inputs, len(drawn))  # W, b
+        self.says = nn.Linear(len(drawn), heads * inputs)  # V, c; gaussian: means, then log-variances
+        # Everyone can make the masks: they are no part of what is kept or sent.
+        self.register_buffer("sees_mask", (drawn[:, None] >= order).float(), persistent=False)
+        self.register_buffer("says_mask", (order[:, None] > drawn).float().repeat(heads, 1), persistent=False)
+        self.sees_mask: Tensor
+        self.says_mask: Tensor
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """What the network says of x (N, D): logits, or means and log-variances side by side."""
+        seen = linear(x, self.sees.weight * self.sees_mask, self.sees.bias).relu()
+        return linear(seen, self.says.weight * self.says_mask, self.says.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """ln p(x_d | x_<d), (N, D); their sum is ln p(x)."""
+        x = x.flatten(1)
+        return self.log_density(x, self.outputs(x))
+
+    def log_density(self, x: Tensor, outputs: Tensor) -> Tensor:
+        """ln of the densities that these outputs give x, value by value."""
+        if self.kind == "bernoulli":
+            return x * outputs - softplus(outputs)
+        mean, spread = outputs.chunk(2, dim=1)
+        spread = spread.clamp(NARROW, WIDE)
+        return -((x - mean).square() * torch.exp(-spread) + spread + math.log(2 * math.pi)) / 2
+
+    @torch.no_grad()
+    def means(self, x: Tensor) -> Tensor:
+        """E[x_d | x_<d], (N, D): the reconstruction of x."""
+        said = self.outputs(x.flatten(1))
+        return said.sigmoid() if self.kind == "bernoulli" else said.chunk(2, dim=1)[0]
+
+    @torch.no_grad()
+    def sample(self, rows: int, rng: torch.Generator) -> Tensor:
+        """Ancestral samples (rows, D), one value after the other; what hidden units have seen is carried along."""
+        sees, says = (self.sees.weight * self.sees_mask).T, self.says.weight * self.says_mask
+        seen = self.sees.bias.repeat(rows, 1)
+        drawn = torch.empty(rows, self.inputs)
+        for d in range(self.inputs):
+            said = seen.relu() @ says[d :: self.inputs].T + self.says.bias[d :: self.inputs]  # (rows, 1 or 2)
+            if self.kind == "bernoulli":
+                drawn[:, d] = torch.bernoulli(said[:, 0].sigmoid(), generator=rng)
+            else:
+                width = torch.exp(said[:, 1].clamp(NARROW, WIDE) / 2)
+                drawn[:, d] = said[:, 0] + width * torch.randn(rows, generator=rng)
+            seen += drawn[:, d, None] * sees[d]
+        return drawn
+
+
+def nll(log_density: Tensor, _: Tensor) -> Tensor:
+    """-ln p(x) of each row: the loss of a Task around a MADE, whatever the labels."""
+    return -log_density.sum(1)
+
+
+@lru_cache(maxsize=8)
+def density_task(inputs: int, hidden: int, kind: Kind, seed: int) -> Task:
+    """A MADE as a Task: it trains as any network does, and `task.predict` gives ln p(x_d | x_<d). One object for all
+    nodes, so that their fits can be stacked."""
+    return Task(lambda: MADE(inputs, hidden, kind, seed), loss=nll, metrics={})
+
+
+def made_of(task: Task, w: Params) -> MADE:
+    """The MADE with these weights."""
+    module = task.load(w)
+    assert isinstance(module, MADE)
+    return module

@@ -1,0 +1,190 @@
+"""kilter compare, reproduce and demo."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+import kilter.study
+from kilter.errors import Mistake, unknown
+from kilter.runtimes.interrupts import stoppable
+
+LISTS = ("data", "partition", "topology", "model")  # options that may name several, with commas
+Command = Callable[..., None]
+Jobs = Annotated[str, typer.Option(help="runs at once; auto: one a core")]
+Preset = Annotated[str, typer.Option(help="one of the study's presets", show_default=False)]
+
+
+def add_to(app: typer.Typer, experiment_options: Callable[[Command], Command]) -> None:
+    """Give the command line these commands; options of single runs come from Experiment, as everywhere."""
+    command = experiment_options(compare)
+    kept = [p for p in inspect.signature(command).parameters.values() if p.name not in ("method", "seed")]
+    command.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in kept}
+    for each in (command, reproduce, demo):
+        app.command()(each)
+
+
+def compare(
+    file: Annotated[
+        Path | None, typer.Argument(help="a study file; options typed beside it win", show_default=False)
+    ] = None,
+    methods: Annotated[
+        str, typer.Option(help="names with commas; settings after colons: fedprox:mu=0.1", show_default=False)
+    ] = "",
+    seeds: Annotated[str, typer.Option(help="how many, or which: 0,1,2", show_default="5")] = "",
+    reference: Annotated[
+        str, typer.Option(help="the method to compare with; default the first", show_default=False)
+    ] = "",
+    target: Annotated[str, typer.Option(help="accuracy to reach, or: reference", show_default="reference")] = "",
+    measure: Annotated[
+        str, typer.Option(help="accuracy the target is about: global, client or local", show_default="global")
+    ] = "",
+    tune: Annotated[
+        list[str] | None, typer.Option(help="values to try, NAME=V1,V2,...; chosen on validation rows; may be repeated")
+    ] = None,
+    preset: Preset = "",
+    out: Annotated[str, typer.Option(help="the study's folder; default studies/NAME", show_default=False)] = "",
+    jobs: Jobs = "auto",
+    **given: Any,
+) -> None:
+    """Compare methods over seeds: a grid of runs, then one table. Data, partition, topology and model may be lists: a,b."""
+    from kilter.study.grid import Study, slug
+
+    typed: dict[str, Any] = {k: several(k, v) for k, v in given.items() if v is not None}
+    if methods:
+        typed["methods"] = [one_method(text) for text in methods.split(",")]
+    if seeds:
+        numbers = [whole(text, "--seeds") for text in seeds.split(",")]
+        typed["seeds"] = numbers if "," in seeds else numbers[0]
+    if target:
+        typed["target"] = value(target)
+    if tune:
+        typed["tune"] = dict(candidates(text) for text in tune)
+    typed |= {k: v for k, v in (("reference", reference), ("measure", measure)) if v}
+    if file is None and not methods:
+        raise Mistake("Nothing to compare: give a study file, or methods such as --methods fedavg,fedprox,scaffold.")
+    if file is not None:
+        study = Study.read(file, preset, typed)
+    else:
+        words = [typed.get("data", "digits"), typed.get("partition", "dirichlet:0.5")]
+        name = slug("-".join(w if isinstance(w, str) else "-".join(w) for w in words))[:40]
+        study = Study.of({"name": name}, preset, typed)
+    carry_on(study, Path(out or f"studies/{slug(study.name)}"), jobs)
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help="a folder of experiments/, or a path to one")],
+    preset: Annotated[str, typer.Option(help="one of the study's presets; default laptop", show_default=False)] = "",
+    jobs: Jobs = "auto",
+) -> None:
+    """Run a published experiment and write its results beside it, with the paper's numbers next to ours."""
+    from kilter.experiment import read_toml
+    from kilter.study.grid import Study
+
+    file = find_experiment(name)
+    which = preset or ("laptop" if "laptop" in read_toml(file).get("presets", {}) else "")
+    study = Study.read(file, which)
+    carry_on(study, file.parent / "results" / (which or "default"), jobs)
+
+
+def demo(
+    out: Annotated[str, typer.Option(help="the study's folder")] = "runs/demo",
+    jobs: Jobs = "auto",
+) -> None:
+    """Six methods on skewed digits, a minute and a half: nothing is downloaded."""
+    from kilter.study.grid import Study
+
+    carry_on(Study.read(Path(kilter.study.__file__).with_name("demo.toml")), Path(out), jobs)
+
+
+def carry_on(study: Any, path: Path, jobs: str) -> None:
+    """Run a study to its end, show its table, and say where its files are; or stop cleanly."""
+    from kilter.cli import worker_count
+    from kilter.runtimes.autotune import cores
+    from kilter.study.pipeline import conduct
+    from kilter.study.tables import show
+
+    console = Console(highlight=False)
+
+    if jobs != "auto":
+        whole(jobs, "--jobs", least=1)
+    chosen = worker_count(jobs)
+    at_once = cores() if chosen == "auto" else chosen
+    try:
+        with stoppable():
+            results = conduct(study, path, at_once, console, f"kilter {shlex.join(sys.argv[1:])}")
+    except KeyboardInterrupt:
+        console.print(f"Stopped. Nothing is lost in '{path}': the same command goes on from there.", markup=False)
+        raise typer.Exit(130) from None
+    show(results, console)
+    console.print(f"\nFiles: {path} (results.md, table.md, table.csv, results.json, figures/, runs/)", markup=False)
+    if results.failures:
+        console.print("Failed runs are tried again by the same command.", markup=False)
+        raise typer.Exit(1)
+
+
+def find_experiment(name: str) -> Path:
+    """A study file by its path, its folder's path, or its folder's name in experiments/."""
+    home = Path("experiments")
+    for file in (Path(name), Path(name) / "study.toml", home / name / "study.toml"):
+        if file.is_file():
+            return file
+    there = sorted(p.parent.name for p in home.glob("*/study.toml"))
+    if not there:
+        raise Mistake(
+            f"No experiment '{name}': there is no experiments/ folder here; go to where it is, or give a path."
+        )
+    raise unknown("experiment", name, there)
+
+
+# What is typed ------------------------------------------------------------------------------------------------------
+
+
+def several(name: str, given: Any) -> Any:
+    """A list, where an option may have several values and commas divide it."""
+    if name not in LISTS or not isinstance(given, str) or "," not in given or Path(given).exists():
+        return given
+    return [part.strip() for part in given.split(",")]
+
+
+def one_method(text: str) -> str | dict[str, Any]:
+    """`fedprox:mu=0.1:lr=0.05` as a method with settings; a file's `my.py:Mine` keeps its colon."""
+    words = text.strip().split(":")
+    plain = [w for w in words if "=" not in w]
+    pairs = [w.partition("=") for w in words if "=" in w]
+    if not pairs:
+        return text.strip()
+    return {"method": ":".join(plain), **{key: value(given) for key, _, given in pairs}}
+
+
+def candidates(text: str) -> tuple[str, list[Any]]:
+    """`mu=0.01,0.1` as a field and the values to try."""
+    name, equals, values = text.partition("=")
+    if not equals or not name.strip() or not values.strip():
+        raise Mistake(f"--tune takes NAME=VALUE,VALUE,..., such as mu=0.01,0.1, not '{text}'.")
+    return name.strip(), [value(v) for v in values.split(",")]
+
+
+def value(text: str) -> Any:
+    """A number where it is one, true and false, else the text."""
+    words: Mapping[str, Any] = {"true": True, "false": False}
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return words.get(text.strip(), text.strip())
+
+
+def whole(text: str, option: str, least: int = 0) -> int:
+    if not text.strip().isdecimal() or int(text) < least:
+        raise Mistake(f"{option} takes whole numbers of at least {least}, not '{text}'.")
+    return int(text)

@@ -1,0 +1,77 @@
+"""Kilter as an NVFlare job, with its Collab API: `Server` leads the run, `Site` answers at each site (docs/engines.md).
+
+A site's name is the one NVFlare provisioned: the server calls a client by it, and a site answers only to a call whose origin is
+the server. Both classes must be on the class allow-list of whoever runs them; no code travels with the job. This file is not
+called nvflare.py, for a job that shipped it would hide the library.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from nvflare.collab import collab
+from rich.console import Console
+
+from kilter.engines.nvflare_transport import CallDesk
+from kilter.engines.settings import lead_of, site_of
+from kilter.engines.site_endpoint import answered, refusal
+from kilter.errors import Mistake
+from kilter.experiment import read_toml
+from kilter.net.site import Site as Site_
+from kilter.net.tls import Identity
+
+log = logging.getLogger("kilter.net")
+
+SETTINGS = "kilter.toml"  # in the folder `local` of a site's startup kit
+
+
+class Server:
+    """The run: `settings` as in docs/engines.md."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+
+    @collab.main  # type: ignore[untyped-decorator]
+    def lead(self) -> None:
+        """Lead the run; when this returns the job is finished, and when it raises the job has failed."""
+        lead = lead_of(self.settings)
+        sites = {one.name: one for one in collab.clients}
+        missing = [name for name in lead.sites if name not in sites]
+        if missing:
+            raise Mistake(f"NVFlare's job does not run at {', '.join(missing)}.")
+
+        def call(name: str, letter: bytes) -> Any:
+            return sites[name](timeout=lead.deadline).visit(letter)
+
+        lead.run(CallDesk(call, lead.sites), "server", Console(file=sys.stderr, highlight=False))
+
+
+class Site:
+    """This site, as its own settings describe it; made when it is first asked."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # NVFlare answers calls in many threads
+        self._site: Site_ | None = None
+
+    @collab.publish  # type: ignore[untyped-decorator]
+    def visit(self, letter: bytes) -> bytes:
+        """One letter of the server, answered."""
+        if collab.caller != "server":
+            return refusal("only the server may ask", Mistake(f"{collab.caller} asked, and only the server may."))
+        with self._lock:
+            if self._site is None:
+                try:
+                    self._site = _site(collab.workspace, collab.site_name)
+                except Exception as e:
+                    return refusal("its settings do not work; see that site's log", e)
+            return answered(self._site, letter)
+
+
+def _site(workspace: Any, name: str) -> Site_:
+    """The site of this startup kit; the kit's certificate vouches for its key for sealed letters."""
+    kit = Identity.read(Path(workspace.get_startup_kit_dir()), ("client.key", "client.crt", "rootCA.pem"))
+    return site_of(read_toml(Path(workspace.get_site_config_dir()) / SETTINGS), name, kit)

@@ -1,0 +1,117 @@
+"""One model by itself: how layers are computed that are too large for a stack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d
+from torch.nn.modules.utils import _pair
+from torch.overrides import TorchFunctionMode
+
+from kilter.fast import winograd
+from kilter.fast.client_random import Dice, Draws
+
+WIDE = 500_000  # weights of a convolution; from here on its weights' gradient is faster as a product of matrices
+CHANNELS = 64  # in and out; from here on a convolution with 3x3 filters is faster Winograd's way
+
+
+class Alone(Draws):
+    """While this is on, chance is the client's own, and large convolutions are quicker."""
+
+    def __init__(self, dice: Dice) -> None:
+        super().__init__(None, [dice])
+        self.own[conv2d] = quick_conv2d
+
+
+class Quick(TorchFunctionMode):
+    """While this is on, large convolutions are quicker: for whoever only looks at a model."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return (quick_conv2d if func is conv2d else func)(*args, **(kwargs or {}))
+
+
+def quick_conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    """torch's, by other kernels where they are faster."""
+    plain = groups == 1 and _pair(dilation) == (1, 1) and not isinstance(padding, str) and input.dim() == 4
+    transformed = torch._C._are_functorch_transforms_active()  # a loss may use torch.func
+    if plain and not transformed and input.dtype == weight.dtype == torch.float32:
+        m = _tile(input, weight, _pair(stride), _pair(padding))
+        if m or (weight.requires_grad and weight.numel() >= WIDE):
+            out: Tensor = _Large.apply(input, weight, bias, _pair(stride), _pair(padding), m)  # type: ignore[no-untyped-call]
+            return out
+    return conv2d(input, weight, bias, stride, padding, dilation, groups)
+
+
+def _tile(x: Tensor, w: Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> int:
+    """Winograd's m for this convolution; 0: none."""
+    if w.shape[2:] != (3, 3) or stride != (1, 1) or max(padding) > 2 or min(w.shape[:2]) < CHANNELS:
+        return 0
+    high, wide = (size + 2 * p - 2 for size, p in zip(x.shape[2:], padding, strict=True))
+    return winograd.tile(len(x), high, wide, w.shape[1], w.shape[0])
+
+
+class _Large(torch.autograd.Function):
+    """torch's convolution by other kernels: Winograd's with m; else only the weights' gradient, which with 512 channels takes torch
+    twice as long."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, stride: Any, padding: Any, m: int) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.stride, ctx.padding, ctx.m = stride, padding, m
+        if not m:
+            return conv2d(x, w, b, stride, padding)
+        y = winograd.convolve(x, w, padding, m)
+        return y if b is None else y.add_(b[:, None, None])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, w = ctx.saved_tensors
+        to_x, to_w, to_b, *_ = ctx.needs_input_grad
+        settings = (list(ctx.stride), list(ctx.padding), [1, 1], False, [0, 0], 1)
+        by_torch = partial(torch.ops.aten.convolution_backward, grad, x, w, [len(w)] if to_b else None, *settings)
+        if torch.is_grad_enabled():  # the gradient's gradient will be asked for, which only torch's own has
+            return (*by_torch([to_x, to_w, to_b]), None, None, None)
+        db = grad.sum((0, 2, 3)) if to_b else None
+        if ctx.m:
+            dx = winograd.input_gradient(grad, w, ctx.padding, ctx.m) if to_x else None
+            dw = winograd.weights_gradient(x, grad, ctx.padding, ctx.m) if to_w else None
+            return dx, dw, db, None, None, None
+        dx = by_torch([True, False, False])[0] if to_x else None
+        return dx, weights_gradient(x, grad, w.shape[2:], ctx.stride, ctx.padding), db, None, None, None
+
+
+def weights_gradient(x: Tensor, grad: Tensor, kernel: Any, stride: Any, padding: Any) -> Tensor:
+    """Of a convolution: x (rows, in, height, width) and the gradient of its output give that of its weights.
+
+    A row of the kernel at a time. With heights outermost and channels innermost in memory, what this row of weights has seen in
+    all places is a matrix that lies in one piece (for a stride of one): its product with the gradient is the answer.
+    """
+    rows, inputs, height, width = x.shape
+    _, outputs, high, wide = grad.shape
+    (kh, kw), (down, right), (above, left) = kernel, stride, padding
+    framed = x.new_zeros(height + 2 * above, rows, width + 2 * left, inputs)
+    framed[above : above + height, :, left : left + width] = x.permute(2, 0, 3, 1)
+    per_row, per_height = framed.stride(1), framed.stride(0)
+    seen = framed.as_strided(
+        (len(framed), rows, wide, kw * inputs), (per_height, per_row, right * inputs, 1)
+    ).contiguous()
+    told = grad.permute(2, 0, 3, 1).reshape(-1, outputs).t()
+    found = x.new_empty(outputs, kh, kw * inputs)
+    for i in range(kh):
+        here = seen[i : i + down * (high - 1) + 1 : down].reshape(-1, kw * inputs)
+        torch.mm(told, here, out=found[:, i])
+    return found.view(outputs, kh, kw, inputs).permute(0, 3, 1, 2)

@@ -1,0 +1,253 @@
+"""How a tree travels and is kept: an ordinary safetensors file. Arrays and plain values, never pickles.
+
+A letter is 8 bytes of header length (little-endian), a JSON header, and the arrays end to end (the safetensors format). The
+header's `__metadata__["tree"]` is JSON that says how the arrays and plain values nest:
+
+    tensor  {"t": name}     tuple  {"u": [...]}     list  [...]     dict  {"d": {...}}     bytes  {"b": base64}
+    AtNodes {"at": "nodes"} None, bool, int, float, str as themselves
+
+Decoding gives safetensors' own parser the bytes, so bad offsets, sizes and dtypes are refused there.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors
+import torch
+from torch import Tensor
+
+from kilter.core import AtNodes, Tree
+from kilter.errors import Mistake
+from kilter.trees import leaves, not_finite, signature
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+TORCH = {name: dtype for dtype, name in DTYPES.items()}
+DEPTH = 32  # how deep a tree may nest
+PLAIN = {bool, int, float, str, type(None)}  # what JSON says as we do, if it is finite
+
+
+class Malformed(Mistake):
+    """A letter that is not one of ours."""
+
+
+def pack(tree: Tree, path: str, arrays: dict[str, Tensor], depth: int = 0) -> Any:
+    """How a tree nests, in JSON's terms; its tensors go into `arrays` under names that begin with `path`."""
+    if depth > DEPTH:
+        raise TypeError(f"a tree of more than {DEPTH} levels cannot be sent or kept")
+    if isinstance(tree, Tensor):
+        if tree.dtype not in DTYPES:
+            raise TypeError(f"a {tree.dtype} tensor cannot be sent")
+        arrays[path] = tree
+        return {"t": path}
+    if tree is None or isinstance(tree, bool | int | str):
+        return tree
+    if isinstance(tree, float):
+        return tree if math.isfinite(tree) else {"f": repr(tree)}
+    if isinstance(tree, tuple):
+        return {"u": [pack(v, f"{path}/{i}", arrays, depth + 1) for i, v in enumerate(tree)]}
+    if isinstance(tree, list):
+        if PLAIN.issuperset(map(type, tree)) and all(math.isfinite(v) for v in tree if type(v) is float):
+            return tree  # a long column of them takes a tenth of the time so
+        return [pack(v, f"{path}/{i}", arrays, depth + 1) for i, v in enumerate(tree)]
+    if isinstance(tree, Mapping):
+        if not all(isinstance(k, str) for k in tree):
+            raise TypeError("keys of what is sent or kept must be strings")
+        return {"d": {k: pack(v, f"{path}/{_escaped(k)}", arrays, depth + 1) for k, v in tree.items()}}
+    if isinstance(tree, bytes):
+        return {"b": base64.b64encode(tree).decode()}
+    if isinstance(tree, AtNodes):
+        return {"at": "nodes"}
+    raise TypeError(
+        f"a {type(tree).__name__} cannot be sent or kept: only tensors, plain values, dicts, lists and tuples"
+    )
+
+
+def _escaped(key: str) -> str:
+    """A key without slashes, so that no two places in a tree give one name."""
+    return key.replace("%", "%25").replace("/", "%2F")
+
+
+def unpack(spec: Any, arrays: Mapping[str, Tensor], depth: int = 0) -> Tree:
+    """The tree behind what `pack` gave."""
+    if depth > DEPTH:
+        raise Malformed("a letter nests too deeply")
+    if isinstance(spec, list):
+        if PLAIN.issuperset(map(type, spec)):
+            return spec
+        return [unpack(v, arrays, depth + 1) for v in spec]
+    if not isinstance(spec, dict):
+        return spec
+    (tag, value), *more = spec.items() if spec else (("", None),)
+    if not more:
+        if tag == "t" and isinstance(value, str) and value in arrays:
+            return arrays[value]
+        if tag == "u" and isinstance(value, list):
+            return tuple(unpack(v, arrays, depth + 1) for v in value)
+        if tag == "d" and isinstance(value, dict):
+            return {k: unpack(v, arrays, depth + 1) for k, v in value.items()}
+        if tag == "f" and value in ("nan", "inf", "-inf"):
+            return float(value)
+        if tag == "b" and isinstance(value, str):
+            return base64.b64decode(value, validate=True)
+        if tag == "at" and value == "nodes":
+            return AtNodes()
+    raise Malformed("a letter's structure is not ours")
+
+
+def _header(tree: Tree) -> tuple[bytes, list[Tensor]]:
+    """A letter's text, not yet padded, and its arrays in the order they are to follow."""
+    arrays: dict[str, Tensor] = {}
+    spec = pack(tree, "", arrays)
+    # Larger items first, as safetensors wants it: every array then starts aligned.
+    order = sorted(arrays, key=lambda name: -arrays[name].element_size())
+    header: dict[str, Any] = {"__metadata__": {"tree": json.dumps(spec, separators=(",", ":"))}}
+    at = 0
+    for name in order:
+        array = arrays[name]
+        end = at + array.numel() * array.element_size()
+        header[name] = {"dtype": DTYPES[array.dtype], "shape": list(array.shape), "data_offsets": [at, end]}
+        at = end
+    return json.dumps(header, separators=(",", ":")).encode(), [arrays[name] for name in order]
+
+
+def _padded(length: int) -> int:
+    return -(-length // 8) * 8
+
+
+def size(tree: Tree) -> int:
+    """How many bytes `encode` would make, without making them; nothing to say (None) costs nothing."""
+    if tree is None:
+        return 0
+    header, arrays = _header(tree)
+    return 8 + _padded(len(header)) + sum(a.nbytes for a in arrays)
+
+
+def encode(tree: Tree) -> bytes:
+    """A tree as bytes."""
+    text, arrays = _header(tree)
+    header = text.ljust(_padded(len(text)))
+    parts: list[bytes | memoryview] = [len(header).to_bytes(8, "little"), header]
+    for array in arrays:
+        if array.numel():
+            # reshape before view: a 0-dimensional tensor cannot be viewed as bytes
+            parts.append(array.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return b"".join(parts)
+
+
+def decode(data: bytes) -> Tree:
+    """The tree behind these bytes; `Malformed` if they are not a letter."""
+    try:
+        found = safetensors.deserialize(bytes(data))
+        length = int.from_bytes(data[:8], "little")
+        spec = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["tree"])
+        arrays = {name: _array(info) for name, info in found}
+        return unpack(spec, arrays)
+    except Malformed:
+        raise
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as e:
+        raise Malformed(f"a letter cannot be read ({type(e).__name__})") from None
+
+
+def _array(info: Mapping[str, Any]) -> Tensor:
+    dtype = TORCH[info["dtype"]]
+    if not len(info["data"]):
+        return torch.empty(info["shape"], dtype=dtype)
+    # Into torch's own memory: kernels may round otherwise where an array begins at another alignment.
+    found = torch.empty(len(info["data"]) // dtype.itemsize, dtype=dtype)
+    found.view(torch.uint8).numpy()[:] = np.frombuffer(info["data"], dtype=np.uint8)
+    return found.reshape(info["shape"])
+
+
+class Facts(NamedTuple):
+    """What a receiver looks at before it reads a tree."""
+
+    size: int  # bytes
+    signature: tuple[Any, ...]
+    norm: float  # the Euclidean norm of all its floating-point arrays together
+    bad: str | None  # where it is not finite
+
+
+class _Known(NamedTuple):
+    """What trees of one outline have in common."""
+
+    text: int  # bytes of a letter's text, but for its numbers' digits
+    arrays: int  # and of its arrays
+    signature: tuple[Any, ...]
+    finite: bool  # its plain values
+
+
+_known: dict[Any, _Known] = {}
+KNOWN = 256  # outlines that are remembered: clients' replies have few
+
+
+def facts(tree: Tree) -> Facts:
+    """All of it in one look.
+
+    >>> facts(({"w": torch.tensor([3.0])}, {"v": torch.tensor([4.0])}, 12)).norm
+    5.0
+    """
+    return facts_each([tree])[0]
+
+
+def facts_each(trees: Sequence[Tree]) -> list[Facts]:
+    """Those of many trees, which takes less time together; those that differ in nothing but their numbers are measured once."""
+    measured: list[tuple[int, tuple[Any, ...], bool]] = []
+    numbers: list[Tensor] = []
+    ends = []
+    for tree in trees:
+        arrays: list[Tensor] = []
+        plain: list[float] = []
+        outline = _outline(tree, arrays, plain)
+        digits = sum([len(repr(v)) for v in plain])
+        known = _known.get(outline)
+        if known is None:
+            text, held = _header(tree)
+            finite = all(math.isfinite(leaf) for _, leaf in leaves(tree) if isinstance(leaf, float))
+            known = _Known(len(text) - digits, sum(a.nbytes for a in held), signature(tree), finite)
+            if len(_known) >= KNOWN:
+                _known.clear()
+            _known[outline] = known
+        bytes = 8 + _padded(known.text + digits) + known.arrays if tree is not None else 0
+        measured.append((bytes, known.signature, known.finite))
+        numbers += [a for a in arrays if a.is_floating_point() and a.numel()]
+        ends.append(len(numbers))
+    norms = torch.stack(torch._foreach_norm(numbers)).tolist() if numbers else []
+    found = []
+    for tree, (bytes, shape, finite), begin, end in zip(trees, measured, [0, *ends], ends, strict=False):
+        norm = math.hypot(*norms[begin:end])
+        # The norm of finite numbers may still overflow: then look at each, which takes four to twenty times as long.
+        found.append(Facts(bytes, shape, norm, None if finite and math.isfinite(norm) else not_finite(tree)))
+    return found
+
+
+def _outline(tree: Tree, arrays: list[Tensor], plain: list[float]) -> Any:
+    """What two trees have in common that differ in their numbers only: arrays, and plain ones if finite, which are put aside."""
+    kind = type(tree)
+    if kind is int or (kind is float and math.isfinite(tree)):
+        plain.append(tree)
+        return kind
+    if isinstance(tree, Tensor):
+        arrays.append(tree)
+        return tree.dtype, tree.shape
+    if kind is dict or isinstance(tree, Mapping):
+        return dict, tuple(tree), tuple([_outline(v, arrays, plain) for v in tree.values()])
+    if isinstance(tree, list | tuple):
+        return kind, tuple([_outline(v, arrays, plain) for v in tree])
+    return kind, repr(tree) if isinstance(tree, int | float | str | bytes) else id(kind)

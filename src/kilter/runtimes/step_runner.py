@@ -1,0 +1,161 @@
+"""The nodes' side of every runtime: find a step by its name, run it at nodes, perform the fits they yield.
+
+Steps are found by name because code never travels: a worker, a cluster node and a hospital each have the method already.
+Besides the method's own steps there are some that belong to the framework: `:evaluate`, by which nodes examine models; `:look`, by
+which a simulator's processes share the common test set; and for peers `:adopt`, by which every node takes up the first state, and
+`spread:train` and `gather:combine`, the two halves of `pool` where every node aggregates for itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import isgenerator
+from typing import Any
+
+from kilter import train
+from kilter.core import AtNodes, Fit, Method, Node, Note, Params, Post, Replies, Step, Tree, Unread
+from kilter.errors import Mistake
+from kilter.records.wire import Facts
+from kilter.runtimes.evaluation import Look, examine, looked, predict_part
+from kilter.runtimes.robust import robust
+
+POOL = "~pool"  # where a peer keeps its own state of `pool`
+Work = Generator[Any, Any, Any]  # a step under way; what it yields is a request, and what it is sent the answer
+
+
+@dataclass
+class Done:
+    """What came of a step at one node."""
+
+    kept: Tree | Unread = None  # the reply, or where it lies
+    error: BaseException | None = None
+    fits: list[tuple[float, int]] = field(default_factory=list)  # (loss, steps)
+    seconds: float = 0.0  # of training
+    notes: list[Note] = field(default_factory=list)
+    seen: Facts | None = None  # of the reply, where it has been looked at
+
+    @property
+    def reply(self) -> Tree:
+        return self.kept.read() if isinstance(self.kept, Unread) else self.kept
+
+    @reply.setter
+    def reply(self, reply: Tree) -> None:
+        self.kept = reply
+
+
+def resolve(method: Method, name: str) -> Step:
+    """The step of this name: the method's own or the framework's."""
+    kind, _, inner = name.rpartition(":")
+    if name == ":evaluate":
+        return lambda node, message: examine(
+            method,
+            node,
+            _own(node, message["state"]),
+            message["full"],
+            isinstance(message["state"], AtNodes),
+            message.get("seen"),
+        )
+    if name == ":look":
+        return lambda node, message: _look(method, node, message)
+    if name == ":adopt":
+        return _adopt
+    found: Any = getattr(method, inner, None)
+    if not getattr(found, "is_step", False):
+        raise Mistake(f"The method '{type(method).__name__}' has no step '{name}'.")
+    if kind == "spread":
+        return lambda node, message: _spread(method, found, node, message)
+    if kind.partition(":")[0] == "gather":
+        return lambda node, message: _gather(found, node, message, kind.partition(":")[2])
+    return found
+
+
+def _own(node: Node, state: Tree) -> Tree:
+    return node.state[POOL] if isinstance(state, AtNodes) else state
+
+
+def _look(method: Method, node: Node, message: Tree) -> list[Tree]:
+    """What the global model says of those parts of the common test set that fall to this node's process."""
+    if node.bench is None:
+        raise Mistake("Only a simulator's processes can look at a common test set for others: there is none here.")
+    return [predict_part(method, message["state"], node.bench, part) for part in message["parts"][node.id]]
+
+
+def _run(out: Any) -> Work:
+    """A step's outcome, whether it yields requests or returns at once."""
+    return (yield from out) if isgenerator(out) else out
+
+
+def _adopt(node: Node, state: Tree) -> None:
+    """Begin from this state (peers)."""
+    node.state[POOL] = state
+
+
+def _spread(method: Method, step: Step, node: Node, message: Tree) -> Generator[Fit, Any, Post]:
+    """Train from my own state and write the outcome to my neighbours and myself."""
+    state = node.state[POOL]
+    if message["view"] is not None:
+        state = getattr(method, message["view"])(state, node.id)
+    reply = yield from _run(step(node, state))
+    return Post({peer: reply for peer in message["to"] if peer in node.peers or peer == node.id})
+
+
+def _gather(step: Any, node: Node, box: dict[str, Tree], rule: str) -> Generator[Fit, Any, None]:
+    """Combine what my neighbours and I wrote into my own next state."""
+    if box:
+        replies = robust(Replies(box, of=len(node.peers) + 1), rule)
+        node.state[POOL] = yield from _run(step(node, node.state[POOL], replies))
+
+
+def perform(step: Step, nodes: Sequence[Node], messages: Sequence[Tree]) -> list[Done]:
+    """Run a step at these nodes side by side; what they ask for together, fits or looks, is performed together."""
+    done = [Done() for _ in nodes]
+    waiting: dict[int, tuple[Work, Fit | Look]] = {}
+
+    def advance(k: int, work: Work, answer: Any) -> None:
+        try:
+            waiting[k] = work, work.send(answer)
+        except StopIteration as end:
+            done[k].reply = end.value
+        except Exception as e:
+            done[k].error = e
+
+    for k, (node, message) in enumerate(zip(nodes, messages, strict=True)):
+        try:
+            advance(k, _run(step(node, message)), None)
+        except Exception as e:
+            done[k].error = e
+    while waiting:
+        ready, waiting = waiting, {}
+        asked = {k: ask for k, (_, ask) in ready.items()}
+        for k, answer in {**_fitted(asked, done), **_looked(asked, done)}.items():
+            advance(k, ready[k][0], answer)
+    for node, d in zip(nodes, done, strict=True):
+        d.notes = node.notes
+    return done
+
+
+def _fitted(asked: Mapping[int, Any], done: Sequence[Done]) -> dict[int, Params]:
+    """Who asked for a fit, and what was trained."""
+    fits = {k: ask for k, ask in asked.items() if not isinstance(ask, Look)}
+    if not fits:
+        return {}
+    began = time.perf_counter()
+    results = dict(zip(fits, train.run(list(fits.values())), strict=True))
+    seconds = (time.perf_counter() - began) / len(fits)
+    for k, result in results.items():
+        done[k].fits.append((result.loss, result.steps))
+        done[k].seconds += seconds
+    return {k: result.params for k, result in results.items()}
+
+
+def _looked(asked: Mapping[int, Any], done: Sequence[Done]) -> dict[int, dict[str, float] | None]:
+    """Who asked for a look, and what was seen; an error in it is everyone's."""
+    looks = {k: ask for k, ask in asked.items() if isinstance(ask, Look)}
+    try:
+        return dict(zip(looks, looked(list(looks.values())), strict=True))
+    except Exception as e:
+        for k in looks:
+            done[k].error = e
+        return {}

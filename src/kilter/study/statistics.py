@@ -1,0 +1,199 @@
+"""What is measured of curves, and how methods are compared over seeds. Pure functions; the statistics are scipy's."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from kilter.seeds import derive
+
+Curve = Mapping[int, float]  # accuracy by round, 1-based; only the rounds that were evaluated
+CONFIDENCE = 0.95
+RESAMPLES = 9999
+FEWEST = 3  # seeds below which no interval is given
+LEVEL = 0.1  # largest sign-flip p of a difference that counts as shown; five seeds can reach 1/16, four only 1/8
+
+
+def curve(values: Sequence[float]) -> dict[int, float]:
+    """A curve that was evaluated in every round.
+
+    >>> curve([0.1, 0.3])
+    {1: 0.1, 2: 0.3}
+    """
+    return dict(enumerate(values, start=1))
+
+
+# Cost of getting there ----------------------------------------------------------------------------------------------
+
+
+def rounds_to_target(accuracy: Curve, target: float) -> int | None:
+    """The first evaluated round with accuracy >= target; None if never.
+
+    >>> rounds_to_target({5: 0.4, 10: 0.6}, 0.5), rounds_to_target({5: 0.4}, 0.5)
+    (10, None)
+    """
+    return min((r for r, a in accuracy.items() if a >= target), default=None)
+
+
+def bytes_to_target(accuracy: Curve, spent: Mapping[int, int], target: float) -> int | None:
+    """Bytes sent by everyone up to and with the round that reaches the target, set-up (round 0) included; None if never.
+
+    >>> bytes_to_target({1: 0.4, 2: 0.6}, {0: 5, 1: 10, 2: 10}, 0.5)
+    25
+    """
+    reached = rounds_to_target(accuracy, target)
+    return None if reached is None else sum(n for r, n in spent.items() if r <= reached)
+
+
+def round_of_best(accuracy: Curve) -> int:
+    """The first round at which the curve is highest."""
+    top = max(accuracy.values())
+    return min(r for r, a in accuracy.items() if a == top)
+
+
+@dataclass(frozen=True)
+class Ecr:
+    """Effective communication rounds as FedDisk's paper counts them."""
+
+    rounds: dict[str, int | None]  # by method; None: a proposed method never got there
+    target: float  # the best baseline's maximum
+
+
+def ecr_paper(
+    baselines: Mapping[str, Curve], proposed: Mapping[str, Curve], setup: Mapping[str, int] | None = None
+) -> Ecr:
+    """FedDisk's ECR, which is not like for like: a baseline counts to its own maximum, a proposed method to theirs.
+
+    ECR_b = argmax_t a_b(t);  target = max_b max_t a_b(t);  ECR_p = min {t : a_p(t) >= target} + set-up rounds of p.
+    Compare with `rounds_to_target`, which asks the same of everyone.
+
+    >>> found = ecr_paper({"a": curve([0.1, 0.6, 0.5])}, {"b": curve([0.6, 0.7])}, {"b": 2})
+    >>> found.rounds, found.target
+    ({'a': 2, 'b': 3}, 0.6)
+    """
+    target = max(max(c.values()) for c in baselines.values())
+    rounds: dict[str, int | None] = {name: round_of_best(c) for name, c in baselines.items()}
+    for name, accuracy in proposed.items():
+        reached = rounds_to_target(accuracy, target)
+        rounds[name] = None if reached is None else reached + (setup or {}).get(name, 0)
+    return Ecr(rounds, target)
+
+
+def cost_paper(phases: Iterable[tuple[int, int]]) -> int:
+    """FedDisk's Eq. 18-19: numbers sent per client, C = 2 sum_phases rounds x parameters (down and up).
+
+    >>> cost_paper([(440, 39_000)])
+    34320000
+    """
+    return 2 * sum(rounds * parameters for rounds, parameters in phases)
+
+
+def median_reached(found: Sequence[int | None]) -> float | None:
+    """The median over seeds where never counts as infinite; None if that is the median.
+
+    >>> median_reached([3, None, 5]), median_reached([3, None, None]), median_reached([3, 4])
+    (5, None, 3.5)
+    """
+    if not found:
+        return None
+    middle = sorted(math.inf if f is None else f for f in found)
+    half = len(middle) // 2
+    value = middle[half] if len(middle) % 2 else (middle[half - 1] + middle[half]) / 2
+    return None if math.isinf(value) else value
+
+
+# Over seeds ---------------------------------------------------------------------------------------------------------
+
+
+def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and standard deviation over seeds (n - 1); no deviation of one seed."""
+    v = np.asarray(values, dtype=float)
+    return float(v.mean()), float(v.std(ddof=1)) if len(v) > 1 else None
+
+
+Verdict = Literal["higher", "lower", "no difference shown", "identical", "too few seeds to tell"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A method minus the reference, seed by seed."""
+
+    mean: float
+    low: float | None  # of the bootstrap interval; None with fewer than FEWEST seeds
+    high: float | None
+    p: float | None  # of the exact sign-flip test, two-sided
+    seeds: int
+    verdict: Verdict
+
+
+def paired(ours: Mapping[int, float], reference: Mapping[int, float]) -> Difference | None:
+    """d_s = a_s - r_s over the seeds both have: mean, BCa bootstrap interval of the mean, exact sign-flip p, and in words.
+
+    "higher" or "lower" takes an interval without 0 and p <= LEVEL. The interval alone is too narrow with a few seeds.
+    """
+    seeds = sorted(set(ours) & set(reference))
+    if not seeds:
+        return None
+    d = np.array([ours[s] - reference[s] for s in seeds])
+    mean = float(d.mean())
+    if not d.any():
+        return Difference(0.0, 0.0, 0.0, 1.0, len(d), "identical")
+    if len(d) < FEWEST:
+        return Difference(mean, None, None, None, len(d), "too few seeds to tell")
+    low, high = bootstrap_interval(d)
+    p = sign_flip(d)
+    verdict: Verdict = "no difference shown"
+    if low <= 0 <= high:
+        pass
+    elif p <= LEVEL:
+        verdict = "higher" if mean > 0 else "lower"
+    elif 2.0 ** (1 - len(d)) > LEVEL:
+        verdict = "too few seeds to tell"
+    return Difference(mean, low, high, p, len(d), verdict)
+
+
+def bootstrap_interval(d: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[float, float]:
+    """The bias-corrected, accelerated bootstrap interval of the mean; the percentile one where that is undefined."""
+    from scipy.stats import bootstrap
+
+    if np.ptp(d) <= 1e-12 * np.abs(d).max():
+        return float(d.mean()), float(d.mean())
+    for method in ("BCa", "percentile"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a degenerate BCa is seen by its nan
+            found = bootstrap(
+                (d,),
+                np.mean,
+                n_resamples=RESAMPLES,
+                confidence_level=CONFIDENCE,
+                method=method,
+                random_state=np.random.default_rng(derive("bootstrap", len(d))),
+            ).confidence_interval
+        if np.isfinite([found.low, found.high]).all():
+            break
+    return float(found.low), float(found.high)
+
+
+def sign_flip(d: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+    """Two-sided p of mean(d) under all 2^n changes of sign (all while they are at most 2^16, else RESAMPLES drawn)."""
+    from scipy.stats import permutation_test
+
+    def mean(
+        x: np.ndarray[tuple[int, ...], np.dtype[np.float64]], axis: int
+    ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        return np.asarray(np.mean(x, axis=axis))
+
+    found = permutation_test(
+        (d,),
+        mean,
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=2**16 if len(d) <= 16 else RESAMPLES,
+        random_state=np.random.default_rng(derive("sign flip", len(d))),
+    )
+    return float(found.pvalue)

@@ -1,0 +1,49 @@
+"""More of a study's numbers: a method's other results (its variants), and every class by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kilter.errors import Mistake
+from kilter.report.progress import accuracy
+from kilter.study.results import CellResult, Results
+from kilter.study.statistics import mean_std
+
+VARIANT = {"accuracy": "accuracy", "f1": "F1", "calibration_error": "calibration error", "entropy": "entropy"}
+CLASS = {"precision": "precision", "recall": "sensitivity", "specificity": "specificity", "f1": "F1"}
+
+
+def variants(cell: CellResult) -> tuple[list[str], list[list[str]]] | None:
+    """Headings and rows: every method's other results on the common test set, in per cent; None if there are none."""
+    rows = []
+    for line in cell.lines:
+        for name in dict.fromkeys(name for r in line.runs for name in r.variants):
+            found = [r.variants[name] for r in line.runs if name in r.variants]
+            rows.append([f"{line.label}: {name}", *(_over([f[k] for f in found if k in f]) for k in VARIANT)])
+    return (["method: result", *VARIANT.values()], rows) if rows else None
+
+
+def by_class(results: Results, cell: CellResult) -> tuple[list[str], list[list[str]]] | None:
+    """Headings and rows: the global model's measures of each class against the rest, in per cent."""
+    names = class_names(results, cell)
+    rows = []
+    for line in cell.lines:
+        found = [r.classes for r in line.runs if r.classes]
+        for at in range(len(found[0]["f1"]) if found else 0):
+            name = names[at] if at < len(names) else f"class {at}"
+            rows.append([f"{line.label}: {name}", *(_over([f[k][at] for f in found]) for k in CLASS)])
+    return (["method: class", *CLASS.values()], rows) if rows else None
+
+
+def class_names(results: Results, cell: CellResult) -> Sequence[str]:
+    """As the data set calls them; none where it is not at hand."""
+    study = results.study
+    try:
+        return study.experiment(cell.cell, study.entries[0], study.seeds[0]).dataset().classes
+    except Mistake:
+        return ()
+
+
+def _over(found: Sequence[float]) -> str:
+    """Mean and deviation over seeds, in per cent."""
+    return accuracy(mean_std(found) if found else None)

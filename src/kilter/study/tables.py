@@ -1,0 +1,306 @@
+"""A study's tables: for the terminal, as Markdown and as CSV, all from the same lines."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from kilter.report.progress import accuracy, size
+from kilter.study.results import CellResult, Line, Results
+from kilter.study.statistics import CONFIDENCE, FEWEST, LEVEL, RESAMPLES, Difference
+from kilter.study.table_details import by_class, variants
+
+NAMES = {"global": "Global accuracy", "client": "Client accuracy", "local": "Local accuracy"}
+MARKS = {"higher": " ▲", "lower": " ▼"}
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table of texts; the first column is left-aligned."""
+
+    title: str
+    headings: list[str]
+    rows: list[list[str]]
+
+
+# Numbers for people ---------------------------------------------------------------------------------------------------
+
+
+def difference(d: Difference | None) -> list[str]:
+    """Difference with its interval in points, p, and the verdict."""
+    if d is None:
+        return ["", "", ""]
+    interval = f" [{100 * d.low:+.1f}, {100 * d.high:+.1f}]" if d.low is not None and d.high is not None else ""
+    return [f"{100 * d.mean:+.1f}{interval}", "-" if d.p is None else f"{d.p:.2g}", d.verdict]
+
+
+def reached(line: Line, what: str) -> str:
+    """The median over seeds, and how many seeds got there if not all did."""
+    middle, seeds = line.reached(what)
+    of = len(getattr(line, what))
+    if not of:
+        return "-"
+    some = f" ({seeds} of {of})" if 0 < seeds < of else ""
+    if middle is None:
+        return f"not reached{some}"
+    return (size(middle) if what == "bytes_to" else f"{middle:g}") + some
+
+
+def settings(values: dict[str, Any]) -> str:
+    return ", ".join(f"{k} = {v}" for k, v in values.items())
+
+
+# Tables ---------------------------------------------------------------------------------------------------------------
+
+
+def sheets(results: Results) -> list[Sheet]:
+    """An overview where there are several cells; then accuracies and cost of each cell; then what was tuned."""
+    found = [overview(results)] if len(results.cells) > 1 else []
+    for cell in results.cells:
+        found += [accuracies(results, cell, m) for m in NAMES if m != "local" or m == results.study.measure]
+        found += [extremes(results, cell)] if results.study.measure == "local" else []
+        found.append(cost(results, cell))
+        found += detail(results, cell)
+    return found + ([tuned(results)] if results.choices else [])
+
+
+def detail(results: Results, cell: CellResult) -> list[Sheet]:
+    """The methods' other results and, where the study asks for them, the classes one by one."""
+    more = {"other results on the common test set": variants(cell)}
+    if results.study.by_class:
+        more["each class against the rest"] = by_class(results, cell)
+    return [Sheet(f"{cell.cell.name}: {title}, in %", *found) for title, found in more.items() if found]
+
+
+def overview(results: Results) -> Sheet:
+    """Methods by cells."""
+    m = results.study.measure
+    rows = []
+    for at, entry in enumerate(results.study.entries):
+        row = [_name(results, results.cells[0].lines[at], note=False)]
+        for cell in results.cells:
+            d = cell.lines[at].differences[m]
+            row.append(accuracy(cell.lines[at].over_seeds(m)) + (MARKS.get(d.verdict, "") if d else ""))
+        rows.append(row)
+        assert results.cells[0].lines[at].label == entry.label
+    title = f"{NAMES[m]} in %, mean ± std over seeds; ▲ higher, ▼ lower than {results.study.reference}"
+    return Sheet(title, ["method", *(c.cell.name for c in results.cells)], rows)
+
+
+def accuracies(results: Results, cell: CellResult, measure: str) -> Sheet:
+    """One measure in one cell, with the paired difference to the reference."""
+    worst, printed = measure == "client", any(measure in line.paper for line in cell.lines)
+    headings = ["method", "mean ± std", *(["worst tenth"] if worst else [])]
+    headings += [f"minus {results.study.reference}", "p", "in words", *(["paper"] if printed else [])]
+    rows = []
+    for line in cell.lines:
+        row = [_name(results, line, note=measure == "global"), accuracy(line.over_seeds(measure))]
+        if worst:
+            w = line.mean("worst")
+            row.append("-" if w is None else f"{100 * w:.1f}")
+        is_reference = line.label == results.study.reference
+        row += ["", "", "reference"] if is_reference else difference(line.differences[measure])
+        if printed:
+            std = line.paper.get("std")
+            row.append(accuracy((line.paper[measure], std)) if measure in line.paper else "-")
+        rows.append(row)
+    return Sheet(f"{cell.cell.name}: {NAMES[measure].lower()} in %", headings, rows)
+
+
+def extremes(results: Results, cell: CellResult) -> Sheet:
+    """Every client's model on the common test set, with its own shares of the classes (local) and as it is (global)."""
+    columns = [(part, name) for part in ("local", "common") for name in ("min", "mean", "max")]
+    rows = []
+    for line in cell.lines:
+        found = [line.over_clients(part, name) for part, name in columns]
+        rows.append([_name(results, line, note=False), *("-" if f is None else f"{100 * f:.1f}" for f in found)])
+    headings = [f"{'global' if part == 'common' else part} {name}" for part, name in columns]
+    return Sheet(f"{cell.cell.name}: clients on the common test set in %", ["method", *headings], rows)
+
+
+def cost(results: Results, cell: CellResult) -> Sheet:
+    """What it took."""
+    printed = any("rounds_to" in line.paper for line in cell.lines)
+    rows = []
+    for line in cell.lines:
+        total, seconds = line.mean("bytes"), line.mean("seconds")
+        row = [_name(results, line, note=False), reached(line, "rounds_to")]
+        row += [f"{line.paper['rounds_to']:g}" if "rounds_to" in line.paper else "-"] if printed else []
+        row += [reached(line, "bytes_to"), "-" if line.ecr is None else str(line.ecr)]
+        row += ["-" if total is None else size(total), "-" if seconds is None else f"{seconds:.1f}"]
+        rows.append(row)
+    headings = ["method", "rounds to target", *(["paper"] if printed else []), "bytes to target"]
+    return Sheet(
+        f"{cell.cell.name}: cost; target: {cell.target_is}", [*headings, "ECR", "bytes in all", "seconds"], rows
+    )
+
+
+def tuned(results: Results) -> Sheet:
+    """What tuning chose."""
+    rows = []
+    for c in results.choices:
+        score = "-" if c.score is None else f"{100 * c.score:.1f}"
+        rows.append([c.cell, c.label, settings(c.settings), score, str(c.runs)])
+    title = f"Tuned on validation rows, {results.budget} runs for each method in each cell"
+    return Sheet(title, ["cell", "method", "chosen", "validation accuracy in %", "runs"], rows)
+
+
+def _name(results: Results, line: Line, note: bool) -> str:
+    of = len(results.study.seeds)
+    some = f" ({len(line.runs)} of {of} seeds)" if len(line.runs) < of else ""
+    return f"{line.label}{' *' if note and line.own_models else ''}{some}"
+
+
+def caption(results: Results) -> list[str]:
+    """How the numbers came about, a sentence each."""
+    study = results.study
+    n = len(study.seeds)
+    lines = [
+        f"Over {n} seed{'s' if n > 1 else ''} ({_list(study.seeds)}), at the last round. All methods of a cell share the split, "
+        "the initial weights and the clients' turns of each seed, so differences are taken seed by seed.",
+    ]
+    if len(study.entries) > 1 and n < FEWEST:
+        lines.append(f"With fewer than {FEWEST} seeds there is neither an interval nor a p.")
+    elif len(study.entries) > 1:
+        least = 2.0 ** (1 - n)
+        lines.append(
+            f"In brackets: {100 * CONFIDENCE:.0f} % bootstrap interval of the mean difference (BCa, {RESAMPLES} resamples of the "
+            f"seeds), in points; with so few seeds it is narrower than it should be. p: exact two-sided sign-flip test, which "
+            f"cannot fall below {least:.2g} with {n} seeds. 'higher' and 'lower' need an interval without 0 and p <= {LEVEL:g}; "
+            "nothing is corrected for the number of comparisons."
+        )
+    if any(line.own_models for cell in results.cells for line in cell.lines):
+        lines.append("* no global model: the mean over the clients' own models on the common test set.")
+    lines.append(
+        "Client accuracy: the mean over clients, each on its own test rows with the model it would use; worst tenth: the mean "
+        "over the worst tenth of the clients."
+    )
+    if study.measure == "local":
+        lines.append(
+            "Local accuracy: the mean over clients, each with the model it would use on the common test set, whose classes are "
+            "weighed by their shares among the client's training rows; global beside it: the same test set as it is."
+        )
+    lines.append(
+        f"Target: the first evaluated round whose {study.measure} accuracy reaches it, median over seeds (never counts as "
+        "infinite); bytes: all training traffic up and down, set-up included."
+    )
+    if study.proposed:
+        lines.append(
+            f"ECR as in FedDisk's paper: {', '.join(study.proposed)} to the best baseline's maximum plus set-up rounds, every "
+            "other method to its own maximum; this is not like for like."
+        )
+    else:
+        lines.append(
+            "ECR: the round of a method's own maximum (of the mean curve), as FedDisk's paper counts baselines."
+        )
+    lines.append("Seconds: of a run's rounds while the other runs of the study share the machine.")
+    if results.choices:
+        lines.append(
+            "Tuning used its own seeds and validation rows only; every method with something to tune had the same number of runs."
+        )
+    if source := study.paper.get("source"):
+        lines.append(f"Paper: {source}. Compare orders, not values, where sizes differ.")
+    return lines + results.notes
+
+
+def _list(seeds: Sequence[int]) -> str:
+    return (
+        f"0..{len(seeds) - 1}"
+        if list(seeds) == list(range(len(seeds))) and len(seeds) > 2
+        else ", ".join(map(str, seeds))
+    )
+
+
+def failures(results: Results) -> list[str]:
+    """Every failed run with its reason."""
+    return [f"{f.job.title}: {f.reason}" for f in results.failures]
+
+
+# In three forms ---------------------------------------------------------------------------------------------------------
+
+
+def show(results: Results, console: Console) -> None:
+    """In the terminal."""
+    for sheet in sheets(results):
+        table = Table(
+            title=escape(sheet.title), title_justify="left", title_style="bold", box=None, header_style="bold"
+        )
+        for at, heading in enumerate(sheet.headings):
+            words = heading == "in words" or sheet.title.startswith("Tuned")
+            table.add_column(
+                escape(heading),
+                justify="left" if at == 0 or words else "right",
+                no_wrap=at == 0 or heading.startswith("minus"),
+            )
+        for row in sheet.rows:
+            table.add_row(*map(escape, row))
+        console.print(table)
+        console.print()
+    for text in caption(results):
+        console.print(text, markup=False, style="dim")
+    if results.failures:
+        console.print(f"\n{len(results.failures)} runs failed:", style="bold red")
+        for text in failures(results):
+            console.print(f"  {text}", markup=False, soft_wrap=True)
+
+
+def markdown(results: Results, level: int = 2) -> str:
+    """As Markdown."""
+    parts = []
+    for sheet in sheets(results):
+        head = "| " + " | ".join(map(_cell, sheet.headings)) + " |"
+        rule = "|" + "|".join("---" if at == 0 else "---:" for at in range(len(sheet.headings))) + "|"
+        rows = ["| " + " | ".join(map(_cell, row)) + " |" for row in sheet.rows]
+        parts.append("\n".join([f"{'#' * level} {sheet.title}", "", head, rule, *rows]))
+    parts.append("\n".join(f"- {text}" for text in caption(results)))
+    if results.failures:
+        parts.append("\n".join([f"{'#' * level} Failed runs", "", *(f"- {text}" for text in failures(results))]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*")
+
+
+def comma_separated(results: Results) -> str:
+    """As CSV: plain numbers, a row for each method in each cell."""
+    rows = [numbers(results, cell, line) for cell in results.cells for line in cell.lines]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(dict.fromkeys(k for row in rows for k in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def numbers(results: Results, cell: CellResult, line: Line) -> dict[str, Any]:
+    """Everything the tables say of a method in a cell, as plain values."""
+    row: dict[str, Any] = {"cell": cell.cell.name, **cell.cell.values, "method": line.label, "seeds": len(line.runs)}
+    for m in NAMES:
+        mean, std = line.over_seeds(m) or (None, None)
+        d = line.differences[m]
+        row |= {f"{m}_mean": mean, f"{m}_std": std}
+        for name in ("mean", "low", "high", "p", "verdict"):
+            row[f"{m}_difference" + ("" if name == "mean" else f"_{name}")] = getattr(d, name) if d else None
+        row[f"{m}_paper"] = line.paper.get(m)
+    for part in ("local", "common"):
+        row |= {f"{part}_{name}_client": line.over_clients(part, name) for name in ("min", "max")}
+    row |= {
+        "common_mean": line.over_clients("common", "mean"),
+        "worst_tenth": line.mean("worst"),
+        "target": cell.target,
+    }
+    for what in ("rounds_to", "bytes_to"):
+        row[f"{what}_target"], row[f"seeds_{what}_target"] = line.reached(what)
+    row |= {
+        "ecr": line.ecr,
+        "bytes": line.mean("bytes"),
+        "tuned": settings(line.choice.settings) if line.choice else None,
+    }
+    return row | {"seconds": line.mean("seconds")}

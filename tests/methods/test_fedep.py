@@ -1,0 +1,430 @@
+"""FedEP: METHODS E1-E9, its laws, degenerate inputs, and nodes that lie about their labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from kilter.blocks.density import mixture
+from kilter.core import Data, Node, Replies, Rows, step
+from kilter.errors import Mistake
+from kilter.federate import federate
+from kilter.methods.fedep import (
+    FedEP,
+    alphas,
+    alphas_as_run,
+    divergences,
+    joint_as_run,
+    masses,
+    smoothed,
+)
+from kilter.runtimes.simulation import Simulation
+from kilter.tasks import Task
+from kilter.train import SGD
+from small import SHAPE, federation, linear_task, method, mlp_task, near, same, skewed, table
+
+MODES = ("blend", "kl", "code", "code_exact")
+MODELS = ("bin", "density", "hist")
+E1 = np.array([[0.25] * 4, [0.7, 0.1, 0.1, 0.1], [0.05, 0.05, 0.1, 0.8]])
+E1_N = np.array([100.0, 100, 200])
+E2 = [
+    {"rows": n, "classes": 10, "theta": torch.tensor(theta, dtype=torch.float64)}
+    for n, theta in (
+        (100, [[0.2, 9, 0.1], [0.8, 1.18181818, 1.33]]),
+        (200, [[0.3, 4, 0.1], [0.7, 5.118, 1.33]]),
+    )
+]
+E2_N = np.array([100.0, 200])
+
+
+def close(expected: Any) -> Any:
+    return pytest.approx(np.array(expected), abs=1e-6)
+
+
+# Known answers --------------------------------------------------------------------------------------------------------
+
+
+def test_e1_pools_divergences_and_weights():
+    assert close([0.2625, 0.1125, 0.1375, 0.4875]) == E1_N / 400 @ E1
+    assert divergences(E1, E1_N) == close([0.166340, 0.571829, 0.328833])
+    assert alphas(E1, E1_N, "kl", eps=0) == close([0.155894, 0.535922, 0.308184])
+    assert alphas(E1, E1_N, "code", eps=0) == close([0.342538, 0.431996, 0.225466])
+    assert alphas(E1, E1_N, "blend", eps=0) == close([0.216156, 0.291304, 0.492540])
+
+
+def test_the_base_of_the_logarithm_does_not_matter():
+    bits = divergences(E1, E1_N) / log(2)
+    assert bits / bits.sum() == close([0.155894, 0.535922, 0.308184])
+    run = bits + np.log2(400 / E1_N)
+    assert run / run.sum() == close([0.342538, 0.431996, 0.225466])
+
+
+@pytest.mark.parametrize(
+    ("model", "eps", "kl", "mode", "expected"),
+    [
+        ("density", 1e-6, [2.696404, 1.306313], "kl", [0.673643, 0.326357]),
+        ("density", 1e-2, [1.236277, 0.430222], "kl", [0.741841, 0.258159]),
+        ("bin", 1e-2, [1.149879, 0.394502], "kl", [0.744557, 0.255443]),
+        ("bin", 1e-2, [1.149879, 0.394502], "code", [0.737583, 0.262417]),
+        ("bin", 1e-2, [1.149879, 0.394502], "blend", [0.435297, 0.564703]),
+    ],
+)
+def test_e2_from_mixtures(model, eps, kl, mode, expected):
+    f = np.stack([masses(s, model) for s in E2])
+    assert divergences(smoothed(f, eps), E2_N) == close(kl)
+    assert alphas(f, E2_N, mode, eps) == close(expected)
+
+
+def test_e2b_densities_that_are_not_normalised():
+    raw = np.stack([masses(s, "density") for s in E2])
+    assert raw.sum(axis=1) == close([1.001238, 1.083538])
+    kl = divergences(raw, E2_N)
+    assert kl == close([3.041558, 1.266972])
+    assert kl / kl.sum() == close([0.705939, 0.294061])
+
+
+def test_e2c_as_the_thesis_ran_it():
+    joint = np.stack([joint_as_run(s, s["rows"] / 300) for s in E2])
+    assert joint.sum() == pytest.approx(0.982385, abs=1e-6)
+    total = joint.sum(axis=0)
+    bits = (total * np.log2((total + 0.01) / (joint.round(4) + 0.01))).sum(axis=1)
+    assert bits == close([2.553616, 0.832150])
+    assert alphas_as_run(joint) == close([0.754221, 0.245779])
+    made = method("fedep", alpha_mode="code_exact")
+    assert isinstance(made, FedEP)
+    assert made.alphas(E2) == close([0.754221, 0.245779])
+
+
+def test_e3_the_equation_as_printed_can_be_negative_and_ours_is_not():
+    sharp, wide = (np.array([[0.5, 0, v], [0.5, 1, v]]) for v in (0.02, 0.5))
+    raw = np.stack([mixture.density(theta, 2) for theta in (sharp, wide)])
+    kl = divergences(raw, np.ones(2))
+    assert kl == close([-0.810724, 1.517656])
+    assert kl / kl.sum() == close([-1.146820, 2.146820])
+    assert (divergences(smoothed(raw, 1e-2), np.ones(2)) >= 0).all()
+
+
+def test_e5_weights_are_renormalised_over_those_who_replied():
+    hub = Node("server", Data(*[Rows({}, torch.empty(0).long())] * 3))
+    made = method("fedep")
+    hub.state = {"known": dict.fromkeys("abc", E2[0]), "alpha": {"a": 0.5, "b": 0.3, "c": 0.2}}
+    replies = Replies({k: ({"w": torch.tensor([x])}, E2[0]) for k, x in (("a", 1.0), ("c", 0.0))}, of=3)
+    assert float(made.combine(hub, {"w": torch.zeros(1)}, replies)["w"]) == pytest.approx(0.714286, abs=1e-6)
+
+
+def test_e6_nine_alike_and_one_with_three_classes():
+    f = np.array([[0.1] * 10] * 9 + [[0.4, 0.3, 0.3] + [0] * 7])
+    n = np.full(10, 10.0)
+    for mode, expected in {
+        "kl": [0.007881, 0.929072],
+        "code": [0.095405, 0.141355],
+        "blend": [0.090065, 0.189414],
+    }.items():
+        assert alphas(f, n, mode)[[0, 9]] == close(expected)
+    assert alphas(f, n, "kl", eps=1e-6)[9] == pytest.approx(0.985069, abs=1e-6)
+    assert alphas_as_run(f / 10)[[0, 9]] == close([0.099127, 0.107861])
+
+
+def test_e7_sizes_of_100_and_900():
+    f, n = np.full((2, 10), 0.1), np.array([100.0, 900])
+    assert alphas(f, n, "code") == close([0.956245, 0.043755])  # reverses the amounts
+    assert alphas_as_run(f * [[0.1], [0.9]]) == close([0.947052, 0.052948])
+    assert alphas(f, n, "blend") == close([0.1, 0.9])
+    assert alphas(f, n, "kl") == close([0.1, 0.9])  # all KL are 0: amounts decide
+
+
+def test_e8_renaming_classes_changes_mixtures_but_not_histograms():
+    def weights(names: list[int], model: str, eps: float) -> Any:
+        held = ([0, 1], [8, 9], range(10))
+        clients = [np.bincount([names[i] for i in ids], minlength=10) * 10 for ids in held]
+        f = [c / c.sum() if model == "hist" else mixture.density(mixture.fit(c, 1), 10) for c in clients]
+        return alphas(np.stack(f), np.ones(3), "kl", eps)
+
+    before = list(range(10))
+    after = [0, 9, 2, 3, 4, 5, 6, 7, 8, 1]
+    assert weights(before, "density", 1e-6) == close([0.478310, 0.478310, 0.043380])
+    assert weights(after, "density", 1e-6) == close([0.445889, 0.001009, 0.553102])
+    # The printed answer for `hist` is that of eps = 1e-6 on counts of 100 rows, which is 1e-8 on frequencies.
+    for names in (before, after):
+        assert weights(names, "hist", 1e-8) == close([0.491217, 0.491217, 0.017567])
+
+
+def test_e9_the_program_is_kl_plus_log_of_one_over_p_when_eps_vanishes():
+    joint = E1 * (E1_N / 400)[:, None]  # of at most four digits, so that rounding does nothing
+    assert alphas_as_run(joint, eps=1e-13) == close(alphas(E1, E1_N, "code", eps=0))
+
+
+# Laws of the weights --------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def summaries(draw: Any) -> list[np.ndarray]:
+    """Label counts of some clients over one label set."""
+    classes = draw(st.integers(1, 8))
+    some = st.lists(st.integers(0, 200), min_size=classes, max_size=classes).filter(any)
+    return [np.array(c) for c in draw(st.lists(some, min_size=1, max_size=6))]
+
+
+def weights_of(clients: list[np.ndarray], mode: str, model: str) -> Any:
+    made = FedEP(task=mlp_task(), local=SGD(), alpha_mode=mode, label_model=model)  # type: ignore[arg-type]
+    told = {
+        "hist": lambda c: {"counts": torch.tensor(c)},
+        "bin": lambda c: {"theta": torch.tensor(mixture.fit(c, 1))},
+        "density": lambda c: {"theta": torch.tensor(mixture.fit(c, 1))},
+    }[model]
+    known = [{"rows": int(c.sum()), "classes": len(c)} | told(c) for c in clients]
+    return made.alphas(known)
+
+
+@given(summaries(), st.sampled_from(MODES), st.sampled_from(MODELS))
+def test_weights_are_shares(clients, mode, model):
+    alpha = weights_of(clients, mode, model)
+    assert (alpha >= 0).all()
+    assert alpha.sum() == pytest.approx(1, abs=1e-12)
+    assert weights_of(clients[::-1], mode, model)[::-1] == pytest.approx(alpha, abs=1e-9)
+
+
+@given(summaries(), st.sampled_from(MODES), st.sampled_from(MODELS), st.integers(2, 5))
+def test_equal_clients_weigh_the_same(clients, mode, model, k):
+    assert weights_of([clients[0]] * k, mode, model) == pytest.approx(np.full(k, 1 / k), abs=1e-6)
+
+
+@given(summaries(), st.sampled_from(MODELS))
+def test_blend_never_hands_the_model_to_a_small_client(clients, model):
+    """alpha_k <= p_k (1 + g max KL), and no KL exceeds ln((1 + C eps) / eps)."""
+    n = np.array([c.sum() for c in clients])
+    most = 1 + log((1 + len(clients[0]) * 0.01) / 0.01)
+    assert (weights_of(clients, "blend", model) <= n / n.sum() * most + 1e-9).all()
+
+
+# The method -----------------------------------------------------------------------------------------------------------
+
+
+def run(made: Any, fed: Simulation, rounds: int = 2) -> Any:
+    with fed:
+        return federate(made, fed, rounds)
+
+
+@pytest.mark.parametrize("topology", ["star", "ring"])
+def test_blend_without_g_is_fedavg(topology):
+    a, b = (run(m, federation(topology=topology)) for m in (method("fedep", g=0.0), method("fedavg")))
+    assert a.summary["global_accuracy"] == b.summary["global_accuracy"]
+    if topology == "star":
+        assert near(a.state, b.state)
+
+
+@pytest.mark.parametrize(("mode", "model"), [*((m, "bin") for m in MODES), ("blend", "hist"), ("code", "density")])
+def test_one_algorithm_under_all_topologies(mode, model):
+    """A server, a node in turn, and every node for itself over the full graph: the same model."""
+    made = method("fedep", alpha_mode=mode, label_model=model)
+    star, turn = (run(made, federation(topology=t)) for t in ("star", "rotating"))
+    assert near(star.state, turn.state)
+    with federation(topology="full") as fed:
+        federate(made, fed, 2)
+        assert all(near(star.state, fed.states[node]["~pool"]) for node in fed.ids)
+
+
+def test_on_a_ring_every_node_weighs_its_own_neighbourhood():
+    with federation(6, topology="ring") as fed:
+        federate(method("fedep", alpha_mode="kl"), fed, 1)
+        for k, node in enumerate(fed.ids):
+            alpha = fed.states[node]["alpha"]
+            assert set(alpha) == {fed.ids[(k + d) % 6] for d in (-1, 0, 1)}
+            assert sum(alpha.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_aggregate_lies_in_the_hull_of_the_models(mode):
+    made = method("fedep", alpha_mode=mode)
+    seen: list[Any] = []
+
+    @dataclass(frozen=True, kw_only=True)
+    class Watched(FedEP):
+        @step
+        def combine(self, hub: Node, w: Any, replies: Replies) -> Any:
+            new = FedEP.combine(self, hub, w, replies)
+            seen.append((new, [m for m, _ in replies.values()]))
+            return new
+
+    run(Watched(task=made.task, local=made.local, alpha_mode=mode), federation())  # type: ignore[arg-type]
+    for new, models in seen:
+        for name, value in new.items():
+            stack = torch.stack([m[name] for m in models])
+            assert bool((stack.min(0).values - 1e-6 <= value).all())
+            assert bool((value <= stack.max(0).values + 1e-6).all())
+
+
+def test_partial_participation_and_absence_go_on():
+    result = run(method("fedep", alpha_mode="kl", cohort=0.5), federation(6), rounds=3)
+    assert [len(r["participants"]) for r in result.rounds] == [6, 3, 3, 3]
+
+
+def test_a_summary_that_was_missed_comes_with_the_model():
+    def away(seed: int, round: int, node: str, step: str) -> str | None:
+        return "it was away" if node == "c1" and step.endswith("summarise") else None
+
+    with federation(faults=away) as fed:
+        result = federate(method("fedep"), fed, 1)
+        late = dict(fed.states["server"]["alpha"])
+    assert "c1" not in result.rounds[0]["participants"]
+    with federation() as fed:
+        assert near(result.state, federate(method("fedep"), fed, 1).state)
+        assert fed.states["server"]["alpha"] == pytest.approx(late)
+
+
+def test_where_only_nodes_without_weight_reply_amounts_decide():
+    """As printed, a node that is like everyone weighs nothing."""
+    hub = Node("server", Data(*[Rows({}, torch.empty(0).long())] * 3))
+    made = method("fedep", alpha_mode="kl")
+    hub.state = {"known": dict.fromkeys("abc", E2[0]), "alpha": {"a": 0.0, "b": 0.0, "c": 1.0}}
+    replies = Replies({k: ({"w": torch.tensor([x])}, E2[0]) for k, x in (("a", 1.0), ("b", 0.0))}, of=3)
+    assert float(made.combine(hub, {"w": torch.zeros(1)}, replies)["w"]) == 0.5
+
+
+def test_only_summaries_and_models_are_sent_and_little_of_the_former():
+    with federation() as fed:
+        result = federate(method("fedep"), fed, 1)
+    first, second = result.rounds[:2]
+    assert first["bytes_up"] < 4 * 600
+    assert first["bytes_down"] == 0
+    with federation() as fed:
+        plain = federate(method("fedavg"), fed, 1).rounds[1]
+    assert second["bytes_down"] == plain["bytes_down"]
+    assert second["bytes_up"] - plain["bytes_up"] < 4 * 600
+
+
+def test_what_others_tell_of_their_labels_is_not_passed_on():
+    with federation() as fed:
+        result = federate(method("fedep"), fed, 1)
+        assert set(result.state) == set(mlp_task().init(0))  # the state, which nodes are sent, is the model alone
+        assert all(set(fed.states[node]) == {"summary"} for node in fed.ids)
+
+
+# Degenerate inputs ----------------------------------------------------------------------------------------------------
+
+
+def with_labels(*labels: list[int]) -> Simulation:
+    """One node for each list of labels, features random."""
+    made = {}
+    for k, some in enumerate(labels):
+        x = torch.rand(len(some), *SHAPE, generator=torch.Generator().manual_seed(k))
+        made[f"n{k}"] = table(x=x, y=torch.tensor(some))
+    return Simulation(made)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ([3] * 8,),  # one client, one class
+        ([3] * 8, [3] * 8),  # one class only
+        ([7], [2, 2, 3]),  # one sample
+        ([0, 1, 2] * 3, [0, 1, 2] * 3, [0, 1, 2] * 3),  # all equal; nobody has classes 3 to 9
+        ([9] * 8, list(range(10))),
+    ],
+)
+def test_degenerate_labels(mode, model, labels):
+    with with_labels(*labels) as fed:
+        result = federate(method("fedep", alpha_mode=mode, label_model=model), fed, 1)
+        alpha = list(fed.states["server"]["alpha"].values())
+    assert sum(alpha) == pytest.approx(1)
+    if len({tuple(some) for some in labels}) == 1:
+        assert alpha == pytest.approx([1 / len(labels)] * len(labels), abs=1e-6)
+    assert all(bool(torch.isfinite(v).all()) for v in result.state.values())
+    assert result.rounds[1]["failures"] == result.rounds[1]["notes"] == []
+
+
+def test_a_small_client_does_not_take_over_by_default():
+    with with_labels([0] * 10, list(range(10)) * 9) as fed:
+        federate(method("fedep"), fed, 1)
+        small, large = fed.states["server"]["alpha"].values()
+    assert small < 0.25 < large
+
+
+def test_labels_must_be_classes_of_the_network():
+    with pytest.raises(Mistake, match="one output for every class"):
+        run(method("fedep", task=Task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))), federation())
+    vectors = {"a": table(x=torch.zeros(2, 1), y=torch.zeros(2, 2))}
+    with pytest.raises(Mistake, match="class numbers"):
+        run(method("fedep", task=linear_task([0.0, 0.0])), Simulation(vectors))
+
+
+@pytest.mark.parametrize("wrong", [{"g": -1.0}, {"eps": 0.0}, {"rho": 0.0}, {"v_floor": -1.0}, {"tolerance": 0.0}])
+def test_settings_that_cannot_work(wrong):
+    with pytest.raises(Mistake, match=next(iter(wrong))):
+        method("fedep", **wrong)
+
+
+# Nodes that lie -------------------------------------------------------------------------------------------------------
+
+LIES: dict[str, tuple[dict[str, Any], str]] = {
+    "negative weights": ({"theta": torch.tensor([[-1.0, 1, 1], [2, 1, 1]] + [[0, 0, 0]] * 3).double()}, "weights"),
+    "not a number": ({"theta": torch.full((5, 3), float("nan")).double()}, "finite"),
+    "10^12 rows": ({"rows": 10**12}, "number of rows"),
+    "means far off": (
+        {"theta": torch.tensor([[1, 1e6, 1]] + [[0.0, 0, 0]] * 4).double()},
+        "means outside|absurdly large",
+    ),
+    "other classes": ({"classes": 7, "theta": torch.tensor([[1, 0, 1]] + [[0.0, 0, 0]] * 4).double()}, "7 classes"),
+    "another shape": ({"theta": torch.zeros(2, 2).double()}, "shape|not an array"),
+    "words": ({"rows": "many"}, "shape|number of rows"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lying(FedEP):
+    """FedEP in which c1 lies."""
+
+    lie: str = ""
+
+    def summary(self, node: Node) -> Any:
+        true = FedEP.summary(self, node)
+        return true | LIES[self.lie][0] if node.id == "c1" else true
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("topology", ["star", "full"])
+def test_a_lie_is_refused_with_a_reason_and_the_others_go_on(lie, topology):
+    honest = method("fedep")
+    clients = skewed(4)
+    with federation(clients, topology=topology) as fed:
+        result = federate(Lying(task=honest.task, local=honest.local, lie=lie), fed, 2)
+        found = result.state if topology == "star" else fed.states["c0"]["~pool"]
+        where = "server" if topology == "star" else "c0"
+        assert set(fed.states[where]["alpha"]) == {"c0", "c2", "c3"}
+    with federation({k: v for k, v in clients.items() if k != "c1"}, bench=None) as fed:
+        assert near(found, federate(honest, fed, 2).state)
+    for record in result.rounds:
+        told = [f["reason"] for f in record["failures"] if f["node"] == "c1"]
+        told += [n["note"] for n in record["notes"] if "c1" in n["note"]]
+        assert told
+        assert any(word in text for text in told for word in LIES[lie][1].split("|"))
+
+
+def test_where_all_lie_the_model_stays():
+    @dataclass(frozen=True, kw_only=True)
+    class AllLie(FedEP):
+        def summary(self, node: Node) -> Any:
+            return FedEP.summary(self, node) | {"rows": 10**12}
+
+    honest = method("fedep")
+    result = run(AllLie(task=honest.task, local=honest.local), federation())
+    assert same(result.state, honest.task.init(0))
+    assert len(result.rounds[-1]["notes"]) == 4
+
+
+def test_the_first_summary_counts():
+    hub = Node("server", Data(*[Rows({}, torch.empty(0).long())] * 3))
+    made = method("fedep")
+    assert isinstance(made, FedEP)
+    before = made.weigh(hub, {"a": E2[0], "b": E2[1]})
+    assert made.weigh(hub, {"a": E2[0] | {"rows": 10**8}, "b": E2[1]}) == before

@@ -1,0 +1,564 @@
+"""What every runtime owes: chance by purpose, replies checked, letters counted, states kept, and no difference by workers."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kilter.core import SERVER, AtNodes, Data, Each, Fit, Mail, Method, Node, Params, Post, Replies, Rows, step
+from kilter.errors import Mistake
+from kilter.federate import federate
+from kilter.params import average
+from kilter.records import wire
+from kilter.runtimes.simulation import Missing, Simulation, fingerprint
+from kilter.runtimes.step_runner import POOL, perform, resolve
+from kilter.train import SGD, Adam
+from small import bench, constant, federation, linear_task, method, mlp_task, near, normed_task, same, skewed
+
+POOLS = ["fedavg", "fedprox", "scaffold", "fedbn"]  # written with `pool`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Talk(Method):
+    """A method for tests: steps that answer, write, remember, draw and misbehave."""
+
+    task: Any = None
+    local: Any = None
+
+    def setup(self, fed: Any) -> None:
+        return None
+
+    def round(self, fed: Any, state: None) -> None:
+        return None
+
+    def model(self, state: None) -> None:
+        return None
+
+    @step(alike=False)
+    def answer(self, node: Node, message: Any) -> Any:
+        return node.id, message
+
+    @step
+    def draw(self, node: Node, _: Any) -> Tensor:
+        return torch.rand(3, generator=node.rng)
+
+    @step
+    def remember(self, node: Node, message: Any) -> int:
+        node.state["seen"] = node.state.get("seen", 0) + 1
+        node.state["secret"] = torch.full((1000,), 7.0)
+        return node.state["seen"]
+
+    @step
+    def write(self, node: Node, _: Any) -> Post:
+        return Post({peer: f"{node.id} to {peer}" for peer in node.peers})
+
+    @step(alike=False)
+    def read(self, node: Node, box: dict[str, str]) -> Any:
+        return dict(box)
+
+    @step
+    def shout(self, node: Node, _: Any) -> Post:
+        return Post({"c2": "hello"})
+
+    @step
+    def lie(self, node: Node, reply: dict[str, Any]) -> Any:
+        return reply[node.id]
+
+    @step
+    def fail(self, node: Node, _: Any) -> None:
+        raise Mistake("no such luck") if node.id == "c1" else ValueError("a bug of ours")
+
+    @step
+    def note(self, node: Node, _: Any) -> None:
+        node.notes.append(f"I am {node.id}")
+
+    @step
+    def mutate(self, node: Node, how: str) -> None:
+        exec(how, {"torch": torch, "s": node.state})
+
+    def hidden(self, node: Node, _: Any) -> str:
+        return "secret"
+
+
+def talking(fed: Simulation) -> Simulation:
+    fed.bind(Talk())
+    return fed
+
+
+@pytest.fixture(params=[1, 2], ids=["here", "workers"])
+def workers(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+# map -----------------------------------------------------------------------------------------------------------------
+
+
+def test_map_answers_in_the_order_of_the_ids_whatever_was_asked(workers: int) -> None:
+    with talking(federation(workers=workers)) as fed:
+        found = fed.map(Talk().answer, "hi", to=["c3", "c0"])
+        assert isinstance(found, Replies)
+        assert list(found.items()) == [("c0", ("c0", "hi")), ("c3", ("c3", "hi"))]
+        assert found.of == 4
+        assert list(fed.map(Talk().answer)) == ["c0", "c1", "c2", "c3"]
+        assert fed.map(Talk().answer, to=[]) == {}
+
+
+def test_each_gets_its_own(workers: int) -> None:
+    with talking(federation(workers=workers)) as fed:
+        found = fed.map(Talk().answer, Each(c1=1, c2=torch.ones(2)))
+        assert same(dict(found), {"c1": ("c1", 1), "c2": ("c2", torch.ones(2))})
+
+
+def test_only_steps_can_be_called(workers: int) -> None:
+    with talking(federation(workers=workers)) as fed:
+        for name in ("hidden", "setup", "__class__", "spread:hidden", "gather:hidden", "nothing"):
+            with pytest.raises(Mistake, match=f"has no step '{name}'"):
+                fed.call(name)
+    with pytest.raises(Mistake):
+        resolve(Talk(), "predict")
+
+
+def test_a_mistake_stays_a_mistake_and_a_bug_a_bug(workers: int) -> None:
+    with talking(federation(workers=workers)) as fed:
+        with pytest.raises(Mistake, match=r"^no such luck$"):
+            fed.map(Talk().fail, to=["c1"])
+        with pytest.raises((ValueError, RuntimeError), match="a bug of ours"):
+            fed.map(Talk().fail, to=["c2"])
+        assert fed.map(Talk().answer, 1, to=["c2"]) == {"c2": ("c2", 1)}  # and the worker lives on
+
+
+# Chance --------------------------------------------------------------------------------------------------------------
+
+
+def draws(**options: Any) -> dict[str, list[float]]:
+    clients = skewed()
+    order = options.pop("order", list(clients))
+    with talking(federation({i: clients[i] for i in order}, **options)) as fed:
+        fed.round = options.get("round", 3)
+        return {i: t.tolist() for i, t in fed.map(Talk().draw).items()}
+
+
+def test_chance_is_by_seed_round_node_and_step_and_nothing_else() -> None:
+    base = draws()
+    assert len({tuple(v) for v in base.values()}) == 4
+    for other in ({"workers": 2}, {"workers": 3}, {"order": ["c2", "c0", "c3", "c1"]}, {"topology": "ring"}):
+        assert draws(**other) == base
+    assert all(draws(seed=1)[i] != base[i] for i in base)
+    with talking(federation()) as fed:
+        fed.round = 4
+        assert all(t.tolist() != base[i] for i, t in fed.map(Talk().draw).items())
+        fed.round = 3
+        fed.map(Talk().draw, to=["c1"])  # a call more or less changes nothing
+        assert {i: t.tolist() for i, t in fed.map(Talk().draw).items()} == base
+
+
+def test_cohorts() -> None:
+    with talking(federation(skewed(10), seed=5)) as fed:
+        seen: set[str] = set()
+        rounds = []
+        for fed.round in range(1, 30):
+            chosen = fed.sample(0.3)
+            assert len(chosen) == 3
+            assert list(chosen) == sorted(chosen)
+            assert chosen == fed.sample(0.3)
+            seen |= set(chosen)
+            rounds.append(chosen)
+        assert seen == set(fed.ids)
+        assert len(set(rounds)) > 10
+        assert fed.sample(1.0) == fed.ids
+        assert len(fed.sample(0.001)) == 1
+        for bad in (0, -0.5, 1.5, float("nan")):
+            with pytest.raises(Mistake, match="cohort"):
+                fed.sample(bad)
+
+
+def test_every_node_is_as_likely_in_a_cohort() -> None:
+    with talking(federation(skewed(10))) as fed:
+        counts = dict.fromkeys(fed.ids, 0)
+        for fed.round in range(1000):
+            for i in fed.sample(0.3):
+                counts[i] += 1
+        assert all(240 < n < 360 for n in counts.values())  # 300 +- 4 sigma
+
+
+def test_a_cohort_does_not_depend_on_the_order_of_clients() -> None:
+    clients = skewed(10)
+    a = talking(federation(clients))
+    b = talking(federation(dict(reversed(clients.items()))))
+    for a.round in range(10):
+        b.round = a.round
+        assert set(a.sample(0.4)) == set(b.sample(0.4))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "solo"])
+def test_clients_in_another_order_give_the_same_up_to_the_order_of_sums(name: str) -> None:
+    clients = skewed()
+    run = method(name, cohort=0.5)
+    straight, mixed = federation(clients), federation({i: clients[i] for i in ["c2", "c0", "c3", "c1"]})
+    one, two = federate(run, straight, 3), federate(run, mixed, 3)
+    assert [sorted(r["participants"]) for r in one.rounds] == [sorted(r["participants"]) for r in two.rounds]
+    if name == "solo":  # nothing is summed
+        assert same(straight.states, {i: mixed.states[i] for i in straight.states})
+    else:
+        assert one.model is not None
+        assert two.model is not None
+        assert near(one.model, two.model, 1e-5)
+
+
+# Mail ----------------------------------------------------------------------------------------------------------------
+
+
+def test_letters_reach_whom_they_are_for(workers: int) -> None:
+    with talking(federation(topology="ring", workers=workers)) as fed:
+        mail = fed.map(Talk().write)
+        assert isinstance(mail, Mail)
+        found = fed.map(Talk().read, mail)
+        assert found == {
+            "c0": {"c1": "c1 to c0", "c3": "c3 to c0"},
+            "c1": {"c0": "c0 to c1", "c2": "c2 to c1"},
+            "c2": {"c1": "c1 to c2", "c3": "c3 to c2"},
+            "c3": {"c0": "c0 to c3", "c2": "c2 to c3"},
+        }
+        record = fed.ledger.close()
+        cost = 2 * wire.size("c0 to c1")
+        assert record["bytes_by_node"] == {i: [cost, cost] for i in fed.ids}
+        assert record["bytes_up"] == record["bytes_down"] == 4 * cost
+
+
+def test_whoever_wrote_nothing_is_not_heard_and_whoever_got_nothing_has_an_empty_box() -> None:
+    with talking(federation(topology="ring")) as fed:
+        found = fed.map(Talk().read, fed.map(Talk().write, to=["c0"]))
+        assert found == {"c0": {}, "c1": {"c0": "c0 to c1"}, "c2": {}, "c3": {"c0": "c0 to c3"}}
+
+
+def test_writing_to_a_stranger_is_a_bug() -> None:
+    with talking(federation(topology="ring")) as fed:
+        with pytest.raises(ValueError, match="c0 wrote to c2, who is not its neighbour"):
+            fed.map(Talk().shout, to=["c0"])
+        assert isinstance(fed.map(Talk().shout, to=["c1"]), Mail)
+
+
+def test_letters_to_oneself_cost_nothing() -> None:
+    with talking(federation(topology="ring")) as fed:
+        assert fed.map(Talk().read, fed.map(Talk().shout, to=["c2"]), to=["c2"]) == {"c2": {"c2": "hello"}}
+        assert fed.ledger.close()["bytes_up"] == 0
+
+
+# What a reply must look like -----------------------------------------------------------------------------------------
+
+W = {"w": torch.ones(2)}
+
+
+@pytest.mark.parametrize(
+    ("odd", "reason"),
+    [
+        ({"w": torch.tensor([1.0, float("nan")])}, "not finite at w"),
+        ({"w": torch.tensor([1.0, float("inf")])}, "not finite at w"),
+        ({"w": torch.ones(3)}, "another shape"),
+        ({"w": torch.ones(2).double()}, "another shape"),
+        ({"v": torch.ones(2)}, "another shape"),
+        ({}, "another shape"),
+        ({"w": torch.ones(2), "v": torch.ones(2)}, "another shape"),
+        (W["w"], "another shape"),
+        ([torch.ones(2)], "another shape"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else None,
+)
+def test_a_reply_unlike_the_others_is_refused_with_a_reason(odd: Any, reason: str) -> None:
+    with talking(federation()) as fed:
+        found = fed.map(Talk().lie, dict.fromkeys(fed.ids, W) | {"c2": odd})
+        assert list(found) == ["c0", "c1", "c3"]
+        record = fed.ledger.close()
+        assert record["participants"] == ["c0", "c1", "c3"]
+        (failure,) = record["failures"]
+        assert (failure["node"], failure["step"]) == ("c2", "lie")
+        assert reason in failure["reason"]
+        assert record["bytes_by_node"]["c2"][0] == 0
+
+
+def test_steps_may_say_that_replies_differ() -> None:
+    with talking(federation()) as fed:
+        replies = Each({i: torch.ones(k) for k, i in enumerate(fed.ids)})
+        assert list(fed.map(Talk().answer, replies)) == list(fed.ids)
+        assert fed.ledger.close()["failures"] == []
+        fed.map(Talk().answer, Each(c0=1.0, c1=float("nan")))
+        assert "not finite" in fed.ledger.close()["failures"][0]["reason"]  # but not in that
+
+
+def test_a_list_is_not_a_tuple() -> None:
+    with talking(federation()) as fed:
+        found = fed.map(Talk().lie, dict.fromkeys(fed.ids, (1, 2)) | {"c2": [1, 2]})
+        assert "c2" not in found
+        assert "nests otherwise" in fed.ledger.close()["failures"][0]["reason"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poisoned(Method):
+    """FedAvg in which some nodes return nonsense."""
+
+    bad: tuple[tuple[str, str], ...] = ()
+
+    def setup(self, fed: Any) -> Params:
+        return self.task.init(fed.seed)
+
+    def round(self, fed: Any, state: Params) -> Params:
+        return fed.pool(self.train, self.combine, state)
+
+    @step
+    def train(self, node: Node, w: Params) -> Generator[Fit, Params, tuple[Params, int]]:
+        w = yield node.fit(self.loss, w, self.local)
+        how = dict(self.bad).get(node.id)
+        if how == "nan":
+            w = {k: v * float("nan") for k, v in w.items()}
+        if how == "shape":
+            w = {k: v[None] for k, v in w.items()}
+        return w, len(node.data.train)
+
+    @step
+    def combine(self, hub: Node, w: Params, replies: Replies) -> Params:
+        return average(replies.values())
+
+    def loss(self, w: Params, batch: Any, _: Any) -> Tensor:
+        return self.task.loss(w, batch)
+
+
+@pytest.mark.parametrize("topology", ["star", "rotating", "full"])
+def test_missing_and_invalid_replies_are_left_out_and_the_rest_renormalised(topology: str) -> None:
+    clients = skewed()
+    good = {i: clients[i] for i in ("c0", "c3")}
+    fine = federate(method("fedavg"), federation(good), 1).model
+
+    def absent(seed: int, round: int, node: str, step: str) -> str | None:
+        return "asleep" if node == "c1" and "train" in step else None
+
+    with federation(clients, faults=absent, topology=topology) as fed:
+        result = federate(Poisoned(task=mlp_task(), local=SGD(lr=0.1, batch=16), bad=(("c2", "nan"),)), fed, 1)
+        record = result.rounds[1]
+        if topology == "full":  # c2's letter is a Post with NaN in it: refused before it is delivered
+            assert same(fed.states["c0"][POOL], fine)
+        else:
+            assert same(result.model, fine)
+        assert {(f["node"], f["reason"].split(" at ")[0]) for f in record["failures"]} == {
+            ("c1", "asleep"),
+            ("c2", "its reply is not finite"),
+        }
+        assert not {"c1", "c2"} & set(record["participants"]) or topology == "full"
+        assert result.summary["failures"] == 2
+
+
+def test_nothing_valid_leaves_the_state_as_it_was() -> None:
+    with federation(faults=lambda *_: "storm") as fed:
+        run = method("fedavg")
+        result = federate(run, fed, 2)
+        assert same(result.model, run.task.init(0))
+        assert [len(r["failures"]) for r in result.rounds] == [0, 5, 5]
+        assert "no valid reply" in result.rounds[1]["failures"][-1]["reason"]
+        assert result.rounds[1]["loss"] is None
+
+
+@pytest.mark.parametrize("topology", ["star", "rotating", "ring"])
+@pytest.mark.parametrize("name", [*POOLS, "solo"])
+def test_every_method_lives_with_nodes_that_come_and_go(name: str, topology: str) -> None:
+    with federation(faults=Missing(0.4), topology=topology, seed=1) as fed:
+        result = federate(method(name, normed_task()), fed, 3)
+        assert result.summary["failures"] > 0
+        assert result.summary["global_accuracy"] is not None
+        assert all(r["valid"] for r in result.rounds[1:])
+
+
+def test_missing_is_by_chance_of_its_own_with_the_given_probability() -> None:
+    rule = Missing(0.25)
+    found = [rule(0, r, "a", "train") for r in range(2000)]
+    assert 420 < sum(f is not None for f in found) < 580
+    assert found == [rule(0, r, "a", "train") for r in range(2000)]
+    assert not any(Missing(0.0)(0, r, "a", "train") for r in range(100))
+    assert all(Missing(1.0)(0, r, "a", "train") for r in range(100))
+
+
+# Notes --------------------------------------------------------------------------------------------------------------
+
+
+def test_notes_are_on_record(workers: int) -> None:
+    with talking(federation(workers=workers)) as fed:
+        fed.map(Talk().note, to=["c1"])
+        assert fed.ledger.close()["notes"] == [{"node": "c1", "step": "note", "note": "I am c1"}]
+        assert fed.ledger.close()["notes"] == []
+
+
+# Topologies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_peers_over_the_full_graph_are_the_star_bit_for_bit(name: str) -> None:
+    run = method(name, normed_task())
+    star, full, turn = (federation(topology=t) for t in ("star", "full", "rotating"))
+    one, two, three = (federate(run, fed, 3) for fed in (star, full, turn))
+    assert isinstance(two.state, AtNodes)
+    for i in star.ids:
+        assert same(full.states[i][POOL], one.state)
+        assert same({k: v for k, v in full.states[i].items() if k != POOL}, star.states.get(i, {}))
+    assert same(three.state, one.state)
+    assert one.summary["client_accuracy"] == two.summary["client_accuracy"] == three.summary["client_accuracy"]
+
+
+def test_a_ring_averages_over_the_neighbourhood() -> None:
+    clients = skewed()
+    run = method("fedavg")
+    alone = federation(clients)
+    federate(method("solo"), alone, 1)
+    models = {i: s["w"] for i, s in alone.states.items()}
+    with federation(clients, topology="ring") as fed:
+        federate(run, fed, 1)
+        for i, near_by in {"c0": ("c0", "c1", "c3"), "c2": ("c1", "c2", "c3")}.items():
+            assert same(fed.states[i][POOL], average((models[j], len(clients[j].train)) for j in near_by))
+
+
+def test_under_peers_only_the_cohort_takes_part_from_the_first_round() -> None:
+    with federation(skewed(6), topology="full") as fed:
+        run = method("fedavg", cohort=0.5)
+        result = federate(run, fed, 2)
+        assert all(len(r["participants"]) == 3 for r in result.rounds[1:])
+        for i in set(fed.ids) - {i for r in result.rounds for i in r["participants"]}:
+            assert same(fed.states[i][POOL], run.task.init(0))
+
+
+def test_one_aggregator_is_needed_by_some() -> None:
+    for topology in ("full", "ring"):
+        with pytest.raises(Mistake, match="needs one aggregator"):
+            federate(method("pooled"), federation(topology=topology), 1)
+    with pytest.raises(Mistake, match="needs one aggregator"):
+        talking(federation(topology="ring")).hub(Talk().answer, 1)
+    assert federate(method("pooled"), federation(topology="rotating"), 1).model is not None
+
+
+def test_public_data_is_needed_by_some() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Public(Talk):
+        needs = frozenset({"public"})
+
+    with pytest.raises(Mistake, match="public"):
+        federation(public=None).bind(Public())
+    federation().bind(Public())
+
+
+# What a node keeps ---------------------------------------------------------------------------------------------------
+
+
+def test_state_stays_with_its_node_and_never_leaves(workers: int) -> None:
+    with talking(federation(workers=workers)) as fed:
+        assert fed.map(Talk().remember) == dict.fromkeys(fed.ids, 1)
+        assert fed.map(Talk().remember, to=["c1"]) == {"c1": 2}
+        assert fed.map(Talk().remember) == {"c0": 2, "c1": 3, "c2": 2, "c3": 2}
+        record = fed.ledger.close()
+        assert record["bytes_up"] < 1500  # nine letters with a number: the secret is 4000 bytes
+        assert {i: s["seen"] for i, s in fed.states.items()} == {"c0": 2, "c1": 3, "c2": 2, "c3": 2}
+        assert fed.changed == set(fed.ids)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "s['new'] = 1",
+        "s['n'] = 2",
+        "s['w'] = s['w'].clone()",
+        "s['w'] += 1",
+        "s['deep']['w'][0].mul_(2)",
+        "del s['w']",
+        "s['new'] = {}",
+        "s['deep']['list'] = []",
+        "s['w'], s['v'] = s['v'], s['w']",
+        "s['n'] = None",
+        "v = s.pop('w'); shape = v.shape; del v; s['w'] = torch.zeros(shape)",  # may be given the old one's id
+    ],
+)
+def test_every_change_of_state_is_noticed(workers: int, how: str) -> None:
+    with talking(federation(workers=workers)) as fed:
+        fed.map(Talk().mutate, "s.update(w=torch.ones(3), v=torch.zeros(3), n=1, deep={'w': [torch.ones(1)]})")
+        fed.changed.clear()
+        fed.map(Talk().mutate, "s['w'] + s['v']")
+        assert fed.changed == set()
+        fed.map(Talk().mutate, how, to=["c2"])
+        assert fed.changed == {"c2"}
+        expected: dict[str, Any] = {"w": torch.ones(3), "v": torch.zeros(3), "n": 1, "deep": {"w": [torch.ones(1)]}}
+        assert same(fed.states["c1"], expected)
+        exec(how, {"torch": torch, "s": expected})
+        assert same(fed.states["c2"], expected)
+
+
+def test_an_id_used_again_does_not_hide_a_change() -> None:
+    state = {"w": torch.ones(3)}
+    before = fingerprint(state)
+    for _ in range(100):
+        del state["w"]
+        state["w"] = torch.zeros(3)
+        assert fingerprint(state) != before
+    assert fingerprint(state) == fingerprint(state)
+
+
+def test_a_second_run_begins_on_a_clean_page() -> None:
+    fed = federation(topology="rotating")
+    first = federate(method("scaffold"), fed, 2)
+    second = federate(method("scaffold"), fed, 2)
+    assert same(first.state, second.state)
+    assert first.summary["bytes_up"] == second.summary["bytes_up"]
+
+
+# Fits ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_may_ask_for_several_fits_and_gets_each_ones_own() -> None:
+    task = linear_task([0.0])
+
+    def two(node: Node, n: int) -> Generator[Fit, Params, list[float]]:
+        found = []
+        for k in range(n):
+            w = yield node.fit(lambda p, b, c: task.loss(p, b) * c, task.init(0), SGD(lr=1.0), ctx=float(k + 1))
+            found.append(w["w"].item())
+        return found
+
+    nodes = [Node(f"n{g}", constant([[float(g)]])) for g in (1, 10)]
+    done = perform(two, nodes, [1, 3])
+    assert [d.reply for d in done] == [[-1], [-10, -20, -30]]
+    assert [len(d.fits) for d in done] == [1, 3]
+
+
+# Bad federations -----------------------------------------------------------------------------------------------------
+
+
+def test_federations_that_cannot_be() -> None:
+    nothing = Rows({"x": torch.ones(3)}, torch.empty(0, dtype=torch.int64))
+    some = Rows.of(x=torch.ones(3))
+    with pytest.raises(Mistake, match="at least one client"):
+        Simulation({})
+    with pytest.raises(Mistake, match="'b' has no training rows"):
+        Simulation({"a": Data(some, some, some), "b": Data(nothing, some, some)})
+    with pytest.raises(Mistake, match="at least one worker"):
+        Simulation({"a": Data(some, some, some)}, workers=0)
+
+
+def test_adam_and_scaffold_do_not_go_together() -> None:
+    with pytest.raises(Mistake, match="use SGD"):
+        federate(method("scaffold", local=Adam()), federation(), 1)
+
+
+def test_a_node_sees_its_own_data_peers_and_the_common_sets() -> None:
+    fed = federation(topology="ring")
+    node = fed.node("c1", "spread:train", 2, {})
+    assert node.data is fed.clients["c1"]
+    assert (node.peers, node.step, node.round) == (("c0", "c2"), "train", 2)
+    hub = federation().node(SERVER, "combine", 1, {})
+    assert len(hub.data.train) == 0
+    assert hub.public is not None
+    assert hub.bench is not None
+    assert len(hub.bench) == len(bench())
+
+
+def test_plans_are_frozen() -> None:
+    with pytest.raises(AttributeError):
+        method("fedavg").cohort = 0.5  # type: ignore[misc]
+    assert replace(method("fedavg"), cohort=0.5).cohort == 0.5

@@ -1,0 +1,115 @@
+"""What processes of one machine hand each other: the same tree, its tensors read where they lie, the memory used again."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kilter.core import Fit
+from kilter.fast.memory_layout import grounded
+from kilter.records.wire import DTYPES
+from kilter.runtimes.shared_memory import Room, Shelf, copied, packed, unpacked
+from kilter.train import SGD, run
+from small import digits, mlp_task, same
+
+TREE = {
+    "floats": torch.arange(6.0).reshape(2, 3).t(),  # not contiguous
+    "scalar": torch.tensor(2.5),
+    "none": torch.empty(0, 3),
+    "kinds": [torch.ones(3).to(dtype) for dtype in DTYPES],
+    "plain": (1, 2.5, "a", None, True, b"x"),
+}
+
+
+NO_ROOM = np.empty(0, np.uint8)
+
+
+@pytest.mark.parametrize("size", [0, 100, 10_000], ids=["no room", "too little", "room"])
+def test_the_same_tree_comes_out(size: int) -> None:
+    room = np.zeros(size, np.uint8)
+    assert same(unpacked(packed(TREE, room), room), TREE)
+
+
+def test_tensors_are_read_where_they_lie() -> None:
+    room = np.zeros(1000, np.uint8)
+    (found,) = unpacked(packed([torch.ones(100)], room), room)
+    found[0] = 5
+    assert room[:4].view(np.float32)[0] == 5
+
+
+def test_a_compartment_is_free_again_when_nobody_holds_its_tensors() -> None:
+    shelf = Shelf(size=10_000, count=1)
+    number = shelf.take()
+    assert number == 0
+    assert shelf.take() is None
+    found = shelf.read(packed(TREE, shelf.room(0)), 0)
+    part = found["floats"]
+    kept = copied(found)
+    del found
+    gc.collect()
+    assert shelf.take() is None  # a part of it is still held
+    del part
+    gc.collect()
+    assert shelf.take() == 0
+    shelf.room(0)[:] = 0
+    assert same(kept, TREE)
+
+
+def test_without_a_compartment_a_parcel_carries_all() -> None:
+    assert same(Shelf(size=10, count=1).read(packed(TREE, NO_ROOM), None), TREE)
+
+
+def test_what_the_wire_cannot_carry_neither_can_a_parcel() -> None:
+    with pytest.raises(TypeError, match="cannot be sent"):
+        packed(torch.ones(2, dtype=torch.complex64), np.zeros(1000, np.uint8))
+
+
+def test_what_is_made_on_the_ground_of_a_room_is_not_copied() -> None:
+    bytes = np.zeros(30_000, np.uint8)
+    room = Room(bytes)
+    made, other = room.ground((2, 30), torch.float32), room.ground((5,), torch.float64)
+    assert made is not None
+    assert other is not None
+    tree = {"made": made.fill_(1), "other": other.fill_(2), "part": made[1], "turned": made.t(), "new": torch.ones(40)}
+    found = unpacked(packed(tree, room), bytes)
+    assert same(found, tree)
+    assert same(unpacked(packed(made, room), bytes), made)
+    made[1] = 7
+    other[0] = 3
+    assert same([found["made"], found["other"], found["part"]], [made, other, made[1]])  # they lie where they were made
+    assert same(found["turned"], torch.ones(30, 2))  # a copy, for it did not lie in order
+
+
+def test_ground_is_a_part_of_a_room_and_copies_find_place_behind_it() -> None:
+    bytes = np.zeros(30_000, np.uint8)
+    room = Room(bytes)
+    made = [room.ground((1000,), torch.float32) for _ in range(4)]
+    assert [m is None for m in made] == [False, False, True, True]
+    assert room.ground((0, 3), torch.float32) is not None
+    assert same(unpacked(packed(torch.ones(4000), room), bytes), torch.ones(4000))
+    assert packed(torch.ones(6000), room)[:1] == b"\0"  # what does not fit is a letter
+    assert Room(NO_ROOM).ground((1,), torch.float32) is None
+
+
+def test_what_is_trained_together_is_trained_where_it_is_sent_from() -> None:
+    task = mlp_task()
+
+    def loss(p: Any, batch: Any, _: Any) -> torch.Tensor:
+        return task.loss(p, batch)
+
+    rows = [digits().take(torch.arange(50 * k, 50 * k + 50)) for k in range(3)]
+    fits = [Fit(loss, task.init(0), own, SGD(batch=16), k) for k, own in enumerate(rows)]
+    room = Room(np.zeros(1 << 20, np.uint8))
+    with grounded(room.ground):
+        found = run(fits)
+    held = [room.place(v) is not None for f in found for v in f.params.values() if v.nbytes % 64 == 0]
+    assert held
+    assert all(held)
+    assert same([f.params for f in found], [f.params for f in run(fits)])
+    used = room.end
+    run(fits)
+    assert room.end == used  # nobody lays anything there any more
