@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from kilter.fast import stack
 from kilter.runtimes.simulation import Simulation
 from small import federation
 
@@ -17,6 +18,7 @@ settings.register_profile("kilter", deadline=None, max_examples=60, suppress_hea
 settings.register_profile("ci", settings.get_profile("kilter"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "kilter")
 torch.set_num_threads(1)
+stack.strict = True  # an unexpected error in a stack is a bug, not a reason to train one by one
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,10 @@ from torch import nn
 
 from kilter.core import Data, Fit, Node, Params, Rows
 from kilter.errors import Mistake
+from kilter.fast.fits import run
 from kilter.seeds import generator
 from kilter.tasks import Task
-from kilter.train import SGD, Adam, Fitted, Plan, batches, run, run_one
+from kilter.train import SGD, Adam, Fitted, Plan, batches, run_one
 from small import Normed, constant, digits, linear_task, mlp_task, near, normed_task, same
 
 ROWS = digits().take(torch.arange(50))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kilter.core import Params
+from kilter.fast import foreach
 
 BUFFER = "~"
 
@@ -101,7 +102,7 @@ def average(models: Iterable[tuple[Mapping[str, Tensor], float]]) -> Params:
             mean = {k: v.clone() for k, v in model.items()}
         elif weight > 0:
             floats = [k for k, v in mean.items() if v.is_floating_point()]
-            torch._foreach_lerp_([mean[k] for k in floats], [model[k] for k in floats], weight / total)
+            foreach.lerp_([mean[k] for k in floats], [model[k] for k in floats], weight / total)
     if mean is None or total == 0:
         raise ValueError("an average of nothing")
     return mean

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from kilter.core import Batch, Params, Rows
 from kilter.errors import Mistake
+from kilter.fast import switch
 from kilter.fast.memory_layout import channels_inside, pool_first
 from kilter.fast.single import Quick
 from kilter.metrics import Metric, measure_each
@@ -49,7 +50,8 @@ class Task:
     ) -> None:
         self._make = module if not isinstance(module, nn.Module) else None
         net = copy.deepcopy(module) if isinstance(module, nn.Module) else self._fresh(0)
-        self._train, self._eval = pool_first(copy.deepcopy(net)).train(), net.eval()
+        self._train, self._eval = copy.deepcopy(net).train(), net.eval()
+        self._train_fast = pool_first(copy.deepcopy(net)).train()
         self._init: dict[int, Params] = {}  # the last seed's initial model
         self.rows_loss = loss
         self.metrics = metrics
@@ -108,15 +110,18 @@ class Task:
 
     def outputs(self, params: Params, x: Tensor, training: bool = False) -> Tensor:
         """What the network says of x. In training, BatchNorm updates the buffers in `params` in place."""
-        net = self._train if training else self._eval
+        net = self._network(training)
         out: Tensor = functional_call(
             net, {name: params[ours] for name, ours in self.names.items()}, (self.standard(x),)
         )
         return out
 
+    def _network(self, training: bool) -> nn.Module:
+        return (self._train_fast if switch.enabled() else self._train) if training else self._eval
+
     def features(self, params: Params, x: Tensor, training: bool = False) -> Tensor:
         """What the submodule `body` says of x; `outputs` is `head` of it."""
-        return self._part(self._train if training else self._eval, "body", params, self.standard(x))
+        return self._part(self._network(training), "body", params, self.standard(x))
 
     def head(self, params: Params, features: Tensor) -> Tensor:
         """What the submodule `head` says of features."""

@@ -1,6 +1,6 @@
 """The local optimiser: how a `Fit` is performed. The only place where anything is trained.
 
-`run(fits)` takes the fits that are ready and gives their results in the same order. The optimisers follow torch.optim's
+`run_one` trains one node; `kilter.fast` trains several as one computation, with the same plans. The optimisers follow torch.optim's
 arithmetic (tests compare bit for bit) on flat lists of tensors; torch.optim itself would cost 1.9 s of import per process and
 cannot train clients stacked.
 """
@@ -19,9 +19,10 @@ from torch import Tensor
 
 from kilter.core import Fit, Params
 from kilter.errors import Mistake
+from kilter.fast import foreach
 from kilter.fast.client_random import Dice
 from kilter.fast.memory_layout import channels_inside
-from kilter.fast.single import Alone
+from kilter.fast.single import Single
 from kilter.params import BUFFER
 from kilter.seeds import generator
 
@@ -85,13 +86,13 @@ class SGD(Plan):
 
     def update(self, weights: list[Tensor], grads: list[Tensor], state: list[list[Tensor]], t: int) -> None:
         if self.weight_decay:
-            grads = list(torch._foreach_add(grads, weights, alpha=self.weight_decay))
+            grads = list(foreach.add(grads, weights, alpha=self.weight_decay))
         if self.momentum:
             (velocity,) = state
-            torch._foreach_mul_(velocity, self.momentum)
-            torch._foreach_add_(velocity, grads)
+            foreach.mul_(velocity, self.momentum)
+            foreach.add_(velocity, grads)
             grads = velocity
-        torch._foreach_add_(weights, grads, alpha=-self.lr)
+        foreach.add_(weights, grads, alpha=-self.lr)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,14 +110,14 @@ class Adam(Plan):
     def update(self, weights: list[Tensor], grads: list[Tensor], state: list[list[Tensor]], t: int) -> None:
         first, second = state
         if self.weight_decay:
-            grads = list(torch._foreach_add(grads, weights, alpha=self.weight_decay))
-        torch._foreach_lerp_(first, grads, 1 - self.beta1)
-        torch._foreach_mul_(second, self.beta2)
-        torch._foreach_addcmul_(second, grads, grads, 1 - self.beta2)
-        root = torch._foreach_sqrt(second)
-        torch._foreach_div_(root, math.sqrt(1 - self.beta2**t))
-        torch._foreach_add_(root, self.eps)
-        torch._foreach_addcdiv_(weights, first, root, -self.lr / (1 - self.beta1**t))
+            grads = list(foreach.add(grads, weights, alpha=self.weight_decay))
+        foreach.lerp_(first, grads, 1 - self.beta1)
+        foreach.mul_(second, self.beta2)
+        foreach.addcmul_(second, grads, grads, 1 - self.beta2)
+        root = foreach.sqrt(second)
+        foreach.div_(root, math.sqrt(1 - self.beta2**t))
+        foreach.add_(root, self.eps)
+        foreach.addcdiv_(weights, first, root, -self.lr / (1 - self.beta1**t))
 
 
 @dataclass(frozen=True)
@@ -172,8 +173,8 @@ def trainable(fit: Fit) -> list[str]:
 
 def clip_(grads: list[Tensor], limit: float) -> None:
     """Shrink the gradient to this norm if it is longer."""
-    norm = torch.stack(torch._foreach_norm(grads)).norm()
-    torch._foreach_mul_(grads, torch.clamp(limit / (norm + 1e-6), max=1.0))
+    norm = torch.stack(foreach.norm(grads)).norm()
+    foreach.mul_(grads, torch.clamp(limit / (norm + 1e-6), max=1.0))
 
 
 def run_one(fit: Fit) -> Fitted:
@@ -184,12 +185,12 @@ def run_one(fit: Fit) -> Fitted:
     state = fit.plan.begin(leaves)
     total, t = torch.zeros(()), 0
     # Dropout and the like draw from the fit's own generator; what is not known there, from torch's stream, seeded alike.
-    alone = Alone(Dice(fit.seed))
+    single = Single(Dice(fit.seed))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(fit.seed)
         for t, at in enumerate(batches(fit), start=1):
             batch = fit.rows.batch(at)
-            with alone:
+            with single:
                 loss = fit.loss(params, batch, fit.ctx)
             found = torch.autograd.grad(loss, leaves, allow_unused=True)
             with torch.no_grad():
@@ -199,14 +200,3 @@ def run_one(fit: Fit) -> Fitted:
                 fit.plan.update(leaves, grads, state, t)
                 total += loss.detach()
     return Fitted({k: v.detach().contiguous() for k, v in params.items()}, float(total) / max(t, 1), t)
-
-
-def run(fits: Sequence[Fit], stack: bool = True) -> list[Fitted]:
-    """Perform fits that are ready together, stacked where they can be."""
-    from kilter.fast import stack as stacking  # which trains by the plans above
-
-    done: dict[int, Fitted] = {}
-    for group in stacking.stacks(fits) if stack else []:
-        if len(group) > 1 and (results := stacking.run_stack([fits[k] for k in group])):
-            done |= dict(zip(group, results, strict=True))
-    return [done[k] if k in done else run_one(fit) for k, fit in enumerate(fits)]

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from kilter.core import Fit, Rows
-from kilter.fast import single as alone
-from kilter.fast import winograd
+from kilter.fast import single, winograd
 from kilter.fast.client_random import Dice
-from kilter.fast.single import Alone, weights_gradient
+from kilter.fast.single import Single, weights_gradient
 from kilter.tasks import Task
 from kilter.train import SGD, run_one
 
@@ -52,9 +51,9 @@ def test_a_wide_convolution_trains_as_any_other(monkeypatch: pytest.MonkeyPatch)
     fit = small_fit()
     plain = run_one(fit).params
     used: list[Tensor] = []
-    real = alone.weights_gradient
-    monkeypatch.setattr(alone, "WIDE", 1)
-    monkeypatch.setattr(alone, "weights_gradient", lambda x, *more: used.append(x) or real(x, *more))
+    real = single.weights_gradient
+    monkeypatch.setattr(single, "WIDE", 1)
+    monkeypatch.setattr(single, "weights_gradient", lambda x, *more: used.append(x) or real(x, *more))
     wide = run_one(fit).params
     assert len(used) == 2 * 5  # both layers in every step
     assert all(torch.allclose(wide[k], v, atol=1e-6) for k, v in plain.items())
@@ -66,7 +65,7 @@ def test_winograds_way_trains_as_any_other(monkeypatch: pytest.MonkeyPatch) -> N
     plain = run_one(fit).params
     used: list[int] = []
     real = winograd.weights_gradient
-    monkeypatch.setattr(alone, "CHANNELS", 1)
+    monkeypatch.setattr(single, "CHANNELS", 1)
     monkeypatch.setattr(winograd, "tile", lambda *_: 4)
     monkeypatch.setattr(winograd, "weights_gradient", lambda *given: used.append(1) or real(*given))
     other = run_one(fit).params
@@ -86,13 +85,13 @@ def test_a_gradient_has_a_gradient(m: int) -> None:
         (inner,) = torch.autograd.grad(out.pow(3).sum(), [x], create_graph=True)
         return list(torch.autograd.grad(inner.pow(2).sum(), [x, w, b]))
 
-    found = twice(alone._Large.apply(x, w, b, (1, 1), (1, 1), m))
+    found = twice(single._Large.apply(x, w, b, (1, 1), (1, 1), m))
     expected = twice(torch.conv2d(x, w, b, padding=1))
     assert all(torch.allclose(f, e, rtol=1e-3) for f, e in zip(found, expected, strict=True))
 
 
 def test_a_loss_may_use_transforms_of_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alone, "CHANNELS", 1)
+    monkeypatch.setattr(single, "CHANNELS", 1)
     monkeypatch.setattr(winograd, "tile", lambda *_: 2)
     x, w = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3)
 
@@ -101,7 +100,7 @@ def test_a_loss_may_use_transforms_of_functions(monkeypatch: pytest.MonkeyPatch)
         return found
 
     expected = gradient()
-    with Alone(Dice(0)):
+    with Single(Dice(0)):
         assert torch.equal(gradient(), expected)
 
 
@@ -109,7 +108,7 @@ def test_a_model_that_is_looked_at_says_the_same(monkeypatch: pytest.MonkeyPatch
     task, rng = Task(NET), torch.Generator().manual_seed(0)
     x, params = torch.randn(9, 2, 8, 8, generator=rng), task.init(0)
     plain = task.predict(params, x)
-    monkeypatch.setattr(alone, "CHANNELS", 1)
+    monkeypatch.setattr(single, "CHANNELS", 1)
     monkeypatch.setattr(winograd, "tile", lambda *_: 4)
     quick = task.predict(params, x)
     assert not torch.equal(quick, plain)
@@ -118,9 +117,9 @@ def test_a_model_that_is_looked_at_says_the_same(monkeypatch: pytest.MonkeyPatch
 
 def test_only_large_plain_convolutions_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = torch.randn(1, 4, 6, 6), torch.randn(4, 2, 3, 3, requires_grad=True)
-    monkeypatch.setattr(alone, "WIDE", 1)
-    monkeypatch.setattr(alone._Large, "apply", None)
-    with Alone(Dice(0)):
+    monkeypatch.setattr(single, "WIDE", 1)
+    monkeypatch.setattr(single._Large, "apply", None)
+    with Single(Dice(0)):
         torch.nn.functional.conv2d(x, w, groups=2)
         torch.nn.functional.conv2d(x[:, :2], w, dilation=2)
         torch.nn.functional.conv2d(x[:, :2], w, padding="same")

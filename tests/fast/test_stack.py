@@ -16,14 +16,16 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from kilter.core import Fit, Params, Rows
-from kilter.fast import stack
-from kilter.fast.stack import compose, kind, run_stack, stacks, width
+from kilter.fast import switch
+from kilter.fast.chunks import compose, width
+from kilter.fast.fits import run
+from kilter.fast.stack import groups, kind, run_stack
 from kilter.federate import federate
 from kilter.methods import methods
 from kilter.models import build
 from kilter.params import sq_norm, sub, weights
 from kilter.tasks import Task
-from kilter.train import SGD, Adam, Fitted, Plan, run, run_one
+from kilter.train import SGD, Adam, Fitted, Plan, run_one
 from small import bits, digits, federation, method, mlp_task, near, normed_task, same, skewed, topologies
 
 TOLERANCE = 2e-5  # of numbers of size one, after some ten steps; momentum and BatchNorm carry rounding on
@@ -68,7 +70,7 @@ ALONE: set[str] = set()  # methods whose loss cannot be stacked, and say so
 @pytest.mark.parametrize("name", sorted(methods()))
 @pytest.mark.parametrize("make", [mlp_task, normed_task])
 def test_every_method_gives_the_same_stacked(name: str, make: Callable[[], Task], caplog: Any) -> None:
-    stack._told.clear()
+    switch.forget_reports()
     found = []
     for stacked in (True, False):
         with federation(stack=stacked, topology=topologies(name)[0]) as fed:
@@ -307,7 +309,7 @@ def test_only_fits_of_one_kind_are_stacked() -> None:
     fits[3] = replace(fits[3], loss=lambda p, batch, _: TASK.loss(p, batch))
     fits[4] = replace(fits[4], train=TASK.part("head"))
     assert len({kind(fit) for fit in fits}) == 5
-    assert stacks([*fits, fits[1]]) == [[0], [1, 5], [2], [3], [4]]
+    assert groups([*fits, fits[1]]) == [[0], [1, 5], [2], [3], [4]]
     found = run([*fits, fits[1]])
     assert all(near(a.params, run_one(f).params, TOLERANCE) for a, f in zip(found, [*fits, fits[1]], strict=True))
 
@@ -315,7 +317,7 @@ def test_only_fits_of_one_kind_are_stacked() -> None:
 def test_stacks_are_as_wide_as_the_network_is_small() -> None:
     wide, narrow = width(TASK.init(0)), width(net("bench-cnn").init(0))
     assert wide > narrow > 1 == width(net("resnet18").init(0))
-    sizes = [len(s) for s in stacks(requests(TASK, PLAN, plain, (3,) * (2 * wide + 2)))]
+    sizes = [len(s) for s in groups(requests(TASK, PLAN, plain, (3,) * (2 * wide + 2)))]
     assert len(sizes) == 3
     assert max(sizes) - min(sizes) <= 1
 
@@ -350,7 +352,7 @@ def by_value(p: Params, batch: dict[str, Tensor], _: Any) -> Tensor:
 
 
 def test_falls_back_with_one_note(caplog: Any) -> None:
-    stack._told.clear()
+    switch.forget_reports()
     fits = requests(TASK, PLAN, by_value)
     with caplog.at_level(logging.INFO, logger="kilter"):
         found = run(fits)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kilter.core import Fit, Rows
-from kilter.fast import single as alone
-from kilter.fast import winograd
+from kilter.fast import single, winograd
 from kilter.models import build
 from kilter.tasks import Task
 from kilter.train import SGD, run_one
@@ -117,7 +116,7 @@ def test_resnet_comes_out_about_as_far_from_float64_as_by_torch(monkeypatch: pyt
         return median(distance(trained(k, torch.float32), exact[k]) / way[k] for k in range(3))
 
     winograds = far()
-    monkeypatch.setattr(alone, "CHANNELS", 10**9)
+    monkeypatch.setattr(single, "CHANNELS", 10**9)
     torchs = far()
     assert winograds != torchs
     assert winograds < 2 * torchs < 0.05

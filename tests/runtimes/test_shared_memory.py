@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from kilter.core import Fit
+from kilter.fast.fits import run
 from kilter.fast.memory_layout import grounded
 from kilter.records.wire import DTYPES
 from kilter.runtimes.shared_memory import Room, Shelf, copied, packed, unpacked
-from kilter.train import SGD, run
+from kilter.train import SGD
 from small import digits, mlp_task, same
 
 TREE = {

@@ -2,38 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
-from torch.nn.modules.utils import _pair
 from torch.overrides import TorchFunctionMode
 
-from kilter.fast import winograd
+from kilter.fast import switch, winograd
 from kilter.fast.client_random import Dice, Draws
 
+# Whether a loss uses torch.func right now. A torch without this private function never takes the quick way.
+TRANSFORMED: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 WIDE = 500_000  # weights of a convolution; from here on its weights' gradient is faster as a product of matrices
 CHANNELS = 64  # in and out; from here on a convolution with 3x3 filters is faster Winograd's way
 
 
-class Alone(Draws):
+def _pair(value: Any) -> tuple[Any, Any]:
+    """One number for both directions, or one for each."""
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+class Single(Draws):
     """While this is on, chance is the client's own, and large convolutions are quicker."""
 
     def __init__(self, dice: Dice) -> None:
         super().__init__(None, [dice])
-        self.own[conv2d] = quick_conv2d
+        if switch.enabled():
+            self.own[conv2d] = quick_conv2d
 
 
 class Quick(TorchFunctionMode):
-    """While this is on, large convolutions are quicker: for whoever only looks at a model."""
+    """While this is on, large convolutions are quicker: for evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enabled = switch.enabled()
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return (quick_conv2d if func is conv2d else func)(*args, **(kwargs or {}))
+        return (quick_conv2d if func is conv2d and self.enabled else func)(*args, **(kwargs or {}))
 
 
 def quick_conv2d(
@@ -47,8 +58,7 @@ def quick_conv2d(
 ) -> Tensor:
     """torch's, by other kernels where they are faster."""
     plain = groups == 1 and _pair(dilation) == (1, 1) and not isinstance(padding, str) and input.dim() == 4
-    transformed = torch._C._are_functorch_transforms_active()  # a loss may use torch.func
-    if plain and not transformed and input.dtype == weight.dtype == torch.float32:
+    if plain and not TRANSFORMED() and input.dtype == weight.dtype == torch.float32:
         m = _tile(input, weight, _pair(stride), _pair(padding))
         if m or (weight.requires_grad and weight.numel() >= WIDE):
             out: Tensor = _Large.apply(input, weight, bias, _pair(stride), _pair(padding), m)  # type: ignore[no-untyped-call]

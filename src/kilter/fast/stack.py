@@ -11,7 +11,6 @@ is in a stack with whom in the last bits, so a runtime composes stacks by who ta
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, islice, pairwise
@@ -21,47 +20,19 @@ import torch
 from torch import Tensor
 
 from kilter.core import Batch, Fit, Loss, Tree, as_float
+from kilter.fast import foreach, switch
+from kilter.fast.chunks import width
 from kilter.fast.client_random import Dice
 from kilter.fast.layers import Layers, for_all
 from kilter.fast.memory_layout import apart, stacked
 from kilter.fast.tape import Product, Tapes, factors, plain
 from kilter.train import Fitted, lengths, order, trainable
 
-LARGE = 1_000_000  # weights; from here on a single client keeps a core busy
-WIDTH_CONV, WIDTH_DENSE = 5, 25  # clients in a stack: wide enough to share overhead, small enough for the caches
-
-log = logging.getLogger("kilter")
-_told: set[Any] = set()  # losses whose falling back was noted
+UNSUPPORTED = ("vmap", "functorch", "batching rule")  # in the message of an error: torch cannot stack this loss
+strict = False  # raise unexpected errors instead of falling back; the tests set this
 
 
-def width(params: Mapping[str, Tensor]) -> int:
-    """How many clients are trained in one stack: many if their steps are small, one if they are large."""
-    if sum(v.numel() for v in params.values()) > LARGE:
-        return 1
-    return WIDTH_CONV if any(v.dim() > 2 for v in params.values()) else WIDTH_DENSE
-
-
-def compose(rows: Mapping[str, int], most: int) -> list[list[str]]:
-    """Nodes (with their numbers of rows) in chunks of at most this many, each a share of the work for some process.
-
-    Longest first, so that a chunk's nodes take nearly equally many steps; none has more than half of all rows if it can be
-    helped, so that two processes have work.
-
-    >>> compose({"a": 10, "b": 60, "c": 10, "d": 10, "e": 10}, most=3)
-    [['b'], ['a', 'c', 'd'], ['e']]
-    """
-    chunks: list[list[str]] = []
-    half, held = sum(rows.values()) / 2, 0
-    for i in sorted(rows, key=lambda i: (-rows[i], i)):
-        if not chunks or len(chunks[-1]) == most or held + rows[i] > half:
-            chunks.append([])
-            held = 0
-        chunks[-1].append(i)
-        held += rows[i]
-    return chunks
-
-
-def stacks(fits: Sequence[Fit]) -> list[list[int]]:
+def groups(fits: Sequence[Fit]) -> list[list[int]]:
     """Which fits are trained together: positions, every fit in one stack."""
     alike: dict[Any, list[int]] = {}
     known: dict[Any, list[int]] = {}  # fits often share everything but rows and seed, and then one look is enough
@@ -116,12 +87,15 @@ def run_stack(fits: Sequence[Fit]) -> list[Fitted] | None:
         return None
     try:
         return _train(fits)
-    except Exception as e:  # whatever it was: if the loss is wrong, training one by one will say so
+    except Exception as error:  # if the loss itself is wrong, training one by one will raise the same error
+        expected = isinstance(error, NotImplementedError) or any(word in str(error) for word in UNSUPPORTED)
+        if strict and not expected:
+            raise
         name = getattr(fits[0].loss, "__qualname__", repr(fits[0].loss))
-        if name not in _told:
-            _told.add(name)
-            reason = (str(e) or type(e).__name__).splitlines()[0]
-            log.warning("%s cannot be stacked, so clients are trained one by one, which is slower (%s)", name, reason)
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        switch.report_once(
+            f"{name} cannot be stacked, so clients train one by one", f"{type(error).__name__}: {reason}"
+        )
         return None
 
 
@@ -340,7 +314,7 @@ def _descend(weights: Sequence[Tensor], grads: Sequence[Tensor | Product], rate:
         else:
             rest.append((w, g))
     if rest:
-        torch._foreach_add_([w for w, _ in rest], [g for _, g in rest], alpha=rate)
+        foreach.add_([w for w, _ in rest], [g for _, g in rest], alpha=rate)
 
 
 def _clip(grads: list[Tensor], limit: float) -> None:

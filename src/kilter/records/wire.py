@@ -24,6 +24,7 @@ from torch import Tensor
 
 from kilter.core import AtNodes, Tree
 from kilter.errors import Mistake
+from kilter.fast import foreach
 from kilter.trees import leaves, not_finite, signature
 
 DTYPES = {
@@ -228,7 +229,7 @@ def facts_each(trees: Sequence[Tree]) -> list[Facts]:
         measured.append((bytes, known.signature, known.finite))
         numbers += [a for a in arrays if a.is_floating_point() and a.numel()]
         ends.append(len(numbers))
-    norms = torch.stack(torch._foreach_norm(numbers)).tolist() if numbers else []
+    norms = torch.stack(foreach.norm(numbers)).tolist() if numbers else []
     found = []
     for tree, (bytes, shape, finite), begin, end in zip(trees, measured, [0, *ends], ends, strict=False):
         norm = math.hypot(*norms[begin:end])

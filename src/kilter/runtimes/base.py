@@ -32,6 +32,7 @@ from kilter.core import (
     Unread,
 )
 from kilter.errors import Mistake
+from kilter.fast import switch
 from kilter.records import wire
 from kilter.runtimes.evaluation import parts, predict_part
 from kilter.runtimes.ledger import Ledger
@@ -60,6 +61,7 @@ class Runtime(Federation):
         self.ledger = Ledger()
         self.role = ""  # who holds the aggregator's role (rotating)
         self.robust = ""  # what is done to replies before they are combined (kilter.runtimes.robust)
+        self.plain = False  # whether accelerated code (kilter.fast) is switched off
         self.clients: dict[str, Data] = {}  # whose data is here
         self.bench = bench
         self.public = public
@@ -102,7 +104,8 @@ class Runtime(Federation):
             )
         hub = self.node(self.aggregator, step.__name__, self.round, self.states.setdefault(SERVER, {}))
         before = fingerprint(hub.state)
-        (done,) = perform(lambda node, _: step(node, *messages), [hub], [None])
+        with switch.plain(self.plain):
+            (done,) = perform(lambda node, _: step(node, *messages), [hub], [None])
         if done.error is not None:
             raise done.error
         if fingerprint(hub.state) != before:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from kilter import trees
 from kilter.core import Tree
+from kilter.fast import foreach
 from kilter.fast.memory_layout import ALIGN
 from kilter.records import wire
 
@@ -128,7 +129,7 @@ def packed(tree: Tree, room: np.ndarray | Room) -> bytes:
     if not arrays or end > len(room.bytes):
         return b"\0" + wire.encode(tree)
     if new:
-        torch._foreach_copy_(_seats([p for p in places if p[0] >= room.end], room.bytes), [a.detach() for a in new])
+        foreach.copy_(_seats([p for p in places if p[0] >= room.end], room.bytes), [a.detach() for a in new])
     return b"\1" + json.dumps([spec, list(arrays), places], separators=(",", ":")).encode()
 
 

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from kilter.core import Data, Mail, Method, Post, Rows, Tree
 from kilter.errors import Mistake
+from kilter.fast import switch
+from kilter.fast.chunks import compose, width
 from kilter.fast.memory_layout import keep_memory
-from kilter.fast.stack import compose, width
 from kilter.records import wire
 from kilter.runtimes.autotune import Pace, Share, cores
 from kilter.runtimes.base import Runtime, fingerprint, joined
@@ -72,8 +73,8 @@ class Simulation(Runtime):
 
     `clients` maps node ids to their data; `bench` is the common test set; `public` what the aggregator may hold; `faults` gives
     a reason why a call at a node fails, or None. With `workers` > 1, steps run in that many processes; with "auto", in as
-    many as prove fastest. Clients are trained several in one computation (see `kilter.fast`); `stack=False` trains one by
-    one, as nodes far apart do.
+    many as prove fastest. Several clients train in one computation (see `kilter.fast`); `stack=False` trains them one by
+    one, as real sites do. `plain=True` switches off all accelerated code.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Simulation(Runtime):
         workers: int | Literal["auto"] = 1,
         faults: Fault | None = None,
         stack: bool = True,
+        plain: bool = False,
     ) -> None:
         if not clients:
             raise Mistake("A federation needs at least one client.")
@@ -96,15 +98,18 @@ class Simulation(Runtime):
         most = (cores() if hasattr(os, "fork") else 1) if workers == "auto" else workers
         if most < 1:
             raise Mistake(f"There must be at least one worker, not {workers}.")
-        torch.set_num_threads(1)
-        keep_memory()
         super().__init__(tuple(clients), seed, topology, bench, public)
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        self.plain = plain
+        if not plain:
+            keep_memory()
         self.clients = dict(clients)
         self.faults = faults
         self.workers = min(most, len(self.ids))
         self._auto = workers == "auto"
         self._pace: Pace | None = None
-        self.stack = stack
+        self.stack = stack and not plain
         self._width = self._examined = 1  # clients of a chunk, when they train and when they are examined
         self._method: Method | None = None
         self._pool: Pool | None = None
@@ -131,7 +136,8 @@ class Simulation(Runtime):
         assert self._method is not None
         nodes = [self.node(i, name, round, states[i]) for i in messages]
         before = [fingerprint(n.state) for n in nodes]
-        done = perform(resolve(self._method, name), nodes, list(messages.values()))
+        with switch.plain(self.plain):
+            done = perform(resolve(self._method, name), nodes, list(messages.values()))
         with suppress(TypeError):  # of what cannot be sent, which whoever is to send it will say
             for d, seen in zip(done, wire.facts_each([d.reply for d in done]), strict=True):
                 d.seen = seen
@@ -236,8 +242,9 @@ class Simulation(Runtime):
         return Mail(boxes)
 
     def close(self) -> None:
-        """Let the worker processes go."""
+        """End the worker processes, and give torch its threads back."""
         self._dismiss()
+        torch.set_num_threads(self._threads)
 
     def _dismiss(self) -> None:
         if self._pool is not None:

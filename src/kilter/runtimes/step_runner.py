@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from inspect import isgenerator
 from typing import Any
 
-from kilter import train
 from kilter.core import AtNodes, Fit, Method, Node, Note, Params, Post, Replies, Step, Tree, Unread
 from kilter.errors import Mistake
+from kilter.fast.fits import run as run_fits
 from kilter.records.wire import Facts
 from kilter.runtimes.evaluation import Look, examine, looked, predict_part
 from kilter.runtimes.robust import robust
@@ -142,7 +142,7 @@ def _fitted(asked: Mapping[int, Any], done: Sequence[Done]) -> dict[int, Params]
     if not fits:
         return {}
     began = time.perf_counter()
-    results = dict(zip(fits, train.run(list(fits.values())), strict=True))
+    results = dict(zip(fits, run_fits(list(fits.values())), strict=True))
     seconds = (time.perf_counter() - began) / len(fits)
     for k, result in results.items():
         done[k].fits.append((result.loss, result.steps))

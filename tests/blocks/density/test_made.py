@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from kilter import SGD, Adam, Fit, Rows, Simulation, federate
 from kilter.blocks.density.made import MADE, density_task, made_of
 from kilter.blocks.density.ratio import loss_of
+from kilter.fast.fits import run
 from kilter.methods.fedavg import FedAvg
 from kilter.params import weights
 from kilter.seeds import generator
-from kilter.train import run, run_one
+from kilter.train import run_one
 from small import every, near, table
 from small import known_made as known
 
@@ -124,7 +125,7 @@ def test_learns_what_depends_on_what(kind, best):
 @pytest.mark.parametrize("kind", ["bernoulli", "gaussian"])
 def test_clients_train_stacked_as_they_do_alone(kind):
     fits = [fit_of(kind, k, epochs=2) for k in range(3)]
-    for a, b in zip(run(fits), run(fits, stack=False), strict=True):
+    for a, b in zip(run(fits), run(fits, stacked=False), strict=True):
         assert near(a.params, b.params, 1e-4)
         assert a.loss == pytest.approx(b.loss, abs=1e-4)
 

@@ -1,0 +1,40 @@
+"""The switch for everything in this package. `--plain` and `Simulation(plain=True)` turn all of it off."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+log = logging.getLogger("kilter")
+
+_plain: ContextVar[bool] = ContextVar("plain", default=False)
+_reported: set[str] = set()
+
+
+def enabled() -> bool:
+    """Whether accelerated code may run."""
+    return not _plain.get()
+
+
+@contextmanager
+def plain(on: bool = True) -> Iterator[None]:
+    """Compute everything inside this block with torch's own functions, one client after another."""
+    token = _plain.set(on)
+    try:
+        yield
+    finally:
+        _plain.reset(token)
+
+
+def report_once(consequence: str, reason: str) -> None:
+    """Log a warning the first time an acceleration is not available."""
+    if consequence not in _reported:
+        _reported.add(consequence)
+        log.warning("%s, which is slower (%s)", consequence, reason)
+
+
+def forget_reports() -> None:
+    """Let every warning be logged again."""
+    _reported.clear()
