@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from kilter.core import Batch, Params, Rows
 from kilter.errors import Mistake
 from kilter.fast import switch
-from kilter.fast.memory_layout import channels_inside, pool_first
+from kilter.fast.memory_layout import channels_last, pool_before_relu
 from kilter.fast.single import Quick
 from kilter.metrics import Metric, measure_each
 from kilter.params import BUFFER, count, weights
@@ -51,7 +51,7 @@ class Task:
         self._make = module if not isinstance(module, nn.Module) else None
         net = copy.deepcopy(module) if isinstance(module, nn.Module) else self._fresh(0)
         self._train, self._eval = copy.deepcopy(net).train(), net.eval()
-        self._train_fast = pool_first(copy.deepcopy(net)).train()
+        self._train_fast = pool_before_relu(copy.deepcopy(net)).train()
         self._init: dict[int, Params] = {}  # the last seed's initial model
         self.rows_loss = loss
         self.metrics = metrics
@@ -150,7 +150,7 @@ class Task:
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         """Outputs in evaluation mode, in batches."""
-        params = channels_inside(params)
+        params = channels_last(params)
         return self.batched(lambda part: self.outputs(params, part), x)
 
     @torch.no_grad()

@@ -21,7 +21,7 @@ from kilter.core import Fit, Params
 from kilter.errors import Mistake
 from kilter.fast import foreach
 from kilter.fast.client_random import Dice
-from kilter.fast.memory_layout import channels_inside
+from kilter.fast.memory_layout import channels_last
 from kilter.fast.single import Single
 from kilter.params import BUFFER
 from kilter.seeds import generator
@@ -179,7 +179,7 @@ def clip_(grads: list[Tensor], limit: float) -> None:
 
 def run_one(fit: Fit) -> Fitted:
     """One node's training, step by step."""
-    params = {k: v.clone() if v is fit.params[k] else v for k, v in channels_inside(fit.params).items()}
+    params = {k: v.clone() if v is fit.params[k] else v for k, v in channels_last(fit.params).items()}
     names = trainable(fit)
     leaves = [params[k].requires_grad_() for k in names]
     state = fit.plan.begin(leaves)

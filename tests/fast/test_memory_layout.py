@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from kilter.fast.memory_layout import channels_inside, keep_memory, pool_first
+from kilter.fast.memory_layout import channels_last, keep_memory, pool_before_relu
 from kilter.models import build
 from kilter.params import count
 
@@ -18,7 +18,7 @@ def grads(net: nn.Module, x: Tensor) -> list[Tensor]:
 
 def test_pooling_before_relu_is_the_same_to_the_bit() -> None:
     net = build("bench-cnn", (1, 28, 28), 10)
-    other = pool_first(copy.deepcopy(net))
+    other = pool_before_relu(copy.deepcopy(net))
     kinds = [type(part) for part in other.body]
     assert kinds[:6] == [nn.Conv2d, nn.MaxPool2d, nn.ReLU] * 2
     assert other.state_dict().keys() == net.state_dict().keys()
@@ -38,12 +38,12 @@ def test_other_orders_and_kinds_stay() -> None:
         nn.MaxPool2d(1),
         nn.LeakyReLU(),
     ]
-    assert list(pool_first(nn.Sequential(*layers))) == layers
+    assert list(pool_before_relu(nn.Sequential(*layers))) == layers
 
 
 def test_channels_inside_holds_the_same_numbers() -> None:
     w = {"one": torch.randn(4, 1, 5, 5), "many": torch.randn(4, 3, 5, 5), "dense": torch.randn(3, 2)}
-    found = channels_inside(w)
+    found = channels_last(w)
     assert all(torch.equal(found[k], v) for k, v in w.items())
     assert found["one"].stride() == (25, 1, 5, 1)
     assert found["many"].is_contiguous(memory_format=torch.channels_last)

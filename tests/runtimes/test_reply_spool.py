@@ -15,7 +15,7 @@ from kilter.errors import Mistake
 from kilter.federate import federate
 from kilter.params import average
 from kilter.runtimes import reply_spool as pile
-from kilter.runtimes.reply_spool import Pile
+from kilter.runtimes.reply_spool import ReplySpool
 from kilter.runtimes.simulation import Simulation
 from small import federation, method, normed_task, same, table
 
@@ -28,7 +28,7 @@ def _on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_first_stay_in_memory_and_the_rest_are_read_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pile, "LIMIT", 1024)
     replies = [({"w": torch.rand(100), "n": torch.tensor(k)}, k, "x") for k in range(5)]
-    made = Pile()
+    made = ReplySpool()
     kept = [made.put(r) for r in replies]
     assert [isinstance(k, Unread) for k in kept] == [False, False, True, True, True]
     assert kept[0] is replies[0]
@@ -44,7 +44,7 @@ def test_the_first_stay_in_memory_and_the_rest_are_read_when_asked_for(monkeypat
 
 @pytest.mark.usefixtures("_on_disk")
 def test_what_is_read_is_ones_own() -> None:
-    found = Replies({"a": Pile().put(torch.ones(5))}, of=1)
+    found = Replies({"a": ReplySpool().put(torch.ones(5))}, of=1)
     found["a"].zero_()
     assert same(found["a"], torch.ones(5))
 
@@ -109,7 +109,7 @@ def test_an_average_holds_a_few_models_however_many_clients(workers: int, monkey
         finalize(made, alive.discard, id(made))
         return made
 
-    monkeypatch.setattr(pile, "_room", room)
+    monkeypatch.setattr(pile, "_buffer", room)
     for clients in (8, 64):
         data = table(x=torch.zeros(1, 1), y=torch.zeros(1, 1))
         with Simulation({f"c{k}": data for k in range(clients)}, workers=workers) as fed:
@@ -125,8 +125,8 @@ def test_an_average_holds_a_few_models_however_many_clients(workers: int, monkey
 @pytest.mark.usefixtures("_on_disk")
 def test_a_full_disk_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def full() -> Any:
-        raise OSError(28, "No space left on device")
+        raise OSError(28, "No tensor_bytes left on device")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    with pytest.raises(Mistake, match=r"do not fit into .*No space left.*TMPDIR"):
+    with pytest.raises(Mistake, match=r"do not fit into .*No tensor_bytes left.*TMPDIR"):
         federate(method("fedavg"), federation(), 1)

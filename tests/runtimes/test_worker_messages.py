@@ -12,9 +12,17 @@ from hypothesis import strategies as st
 from kilter.core import Post
 from kilter.errors import Mistake
 from kilter.records import wire
-from kilter.runtimes.shared_memory import Shelf, packed
+from kilter.runtimes.shared_memory import SharedSlots, pack_shared
 from kilter.runtimes.step_runner import Done
-from kilter.runtimes.worker_messages import _together, apologies, failed, merged, parted, read, written
+from kilter.runtimes.worker_messages import (
+    _together,
+    decode_outcomes,
+    encode_failure,
+    encode_outcomes,
+    encode_sendable,
+    merge_columns,
+    split_columns,
+)
 from small import same
 
 SHAPES = st.lists(st.integers(0, 3), max_size=2).map(tuple)
@@ -47,14 +55,14 @@ def grown(outline: Any, seed: int) -> Any:
 @given(outline=OUTLINES, count=st.integers(1, 4))
 def test_replies_of_one_outline(outline: Any, count: int) -> None:
     done = {f"n{k}": (Done(grown(outline, k)), None) for k in range(count)}
-    found = {node: d.reply for node, d, _ in read(wire.decode(wire.encode(written(done))))}
+    found = {node: d.reply for node, d, _ in decode_outcomes(wire.decode(wire.encode(encode_outcomes(done))))}
     assert same(found, {node: d.reply for node, (d, _) in done.items()})
 
 
 @given(outlines=st.lists(OUTLINES, min_size=1, max_size=3))
 def test_replies_of_any_outlines(outlines: list[Any]) -> None:
     done = {f"n{k}": (Done(grown(o, k)), None) for k, o in enumerate(outlines)}
-    found = {node: d.reply for node, d, _ in read(wire.decode(wire.encode(written(done))))}
+    found = {node: d.reply for node, d, _ in decode_outcomes(wire.decode(wire.encode(encode_outcomes(done))))}
     assert same(found, {node: d.reply for node, (d, _) in done.items()})
 
 
@@ -66,7 +74,7 @@ def test_all_that_came_of_a_step() -> None:
         "c": (Done(error=Mistake("Do otherwise.")), None),
         "d": (Done(error=ValueError("odd")), {}),
     }
-    found = {node: (d, state) for node, d, state in read(written(done))}
+    found = {node: (d, state) for node, d, state in decode_outcomes(encode_outcomes(done))}
     a, b, c, d = (found[k][0] for k in "abcd")
     assert (a.fits, a.seconds, a.notes, a.seen) == ([(0.5, 3)], 1.5, ["a word"], seen)
     assert same([found[k][1] for k in "abcd"], [{"kept": torch.zeros(1)}, None, None, {}])
@@ -83,7 +91,7 @@ def test_what_a_worker_saw_is_what_the_receiver_would_have_seen(outlines: list[A
     looks = wire.facts_each(replies)
     assert looks == [wire.facts(r) for r in replies]
     done = {f"n{k}": (Done(r, seen=look), None) for k, (r, look) in enumerate(zip(replies, looks, strict=True))}
-    assert [d.seen for _, d, _ in read(written(done))] == looks
+    assert [d.seen for _, d, _ in decode_outcomes(encode_outcomes(done))] == looks
 
 
 def test_models_of_one_stack_are_not_copied_and_others_are_right() -> None:
@@ -99,19 +107,19 @@ def test_models_of_one_stack_are_not_copied_and_others_are_right() -> None:
 def test_tensors_begin_where_torch_would_have_put_them() -> None:
     """Kernels may round otherwise at another alignment."""
     replies = [{"w": torch.rand(64), "b": torch.rand(10)} for _ in range(5)]
-    shelf = Shelf(size=10_000, count=1)
-    number = shelf.take()
-    column = shelf.read(packed(merged(replies), shelf.room(number)), number)
-    assert all(v.data_ptr() % 64 == 0 for r in parted(column) for v in r.values())
-    assert same(parted(column), replies)
+    slots = SharedSlots(size=10_000, count=1)
+    number = slots.take()
+    column = slots.decode_outcomes(pack_shared(merge_columns(replies), slots.slot(number)), number)
+    assert all(v.data_ptr() % 64 == 0 for r in split_columns(column) for v in r.values())
+    assert same(split_columns(column), replies)
 
 
 def test_apologies_are_for_those_that_need_them() -> None:
     done: dict[str, Any] = {"a": (Done(5), None), "b": (Done({1: 2}), None), "c": (Done(6), {"open": object()})}
     with pytest.raises(TypeError):
-        wire.encode(written(done))
-    found = {node: d for node, d, _ in read(wire.decode(wire.encode(apologies(done))))}
+        wire.encode(encode_outcomes(done))
+    found = {node: d for node, d, _ in decode_outcomes(wire.decode(wire.encode(encode_sendable(done))))}
     assert found["a"].reply == 5
     for node in "bc":
         assert "cannot be sent" in str(found[node].error)
-    assert all("late" in str(d.error) for _, d, _ in read(failed(["a", "b"], ValueError("late"))))
+    assert all("late" in str(d.error) for _, d, _ in decode_outcomes(encode_failure(["a", "b"], ValueError("late"))))

@@ -17,8 +17,8 @@ from kilter.errors import Mistake
 from kilter.federate import federate
 from kilter.records.run_folder import Store
 from kilter.runtimes import simulation
-from kilter.runtimes.autotune import Pace, Share, cores
-from kilter.runtimes.shared_memory import Board
+from kilter.runtimes.autotune import AutoTuner, WorkSplit, cores
+from kilter.runtimes.shared_memory import SharedFile
 from kilter.runtimes.simulation import Simulation
 from small import federation, method, normed_task, same
 
@@ -111,14 +111,14 @@ def test_there_are_never_more_workers_than_nodes() -> None:
 
 def test_a_broadcast_is_written_once_and_what_differs_once_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    write = Board.write
+    write = SharedFile.write
 
-    def counted(self: Board, tree: Any) -> bytes:
-        parcel = write(self, tree)
-        sizes.append(len(parcel))
-        return parcel
+    def counted(self: SharedFile, tree: Any) -> bytes:
+        packet = write(self, tree)
+        sizes.append(len(packet))
+        return packet
 
-    monkeypatch.setattr(Board, "write", counted)
+    monkeypatch.setattr(SharedFile, "write", counted)
     w = {"w": torch.rand(100_000)}
     with federation(8, workers=3) as fed:
         fed.bind(Odd())
@@ -130,7 +130,7 @@ def test_a_broadcast_is_written_once_and_what_differs_once_for_each(monkeypatch:
 
 
 def test_a_board_grows_and_what_was_read_stays() -> None:
-    board = Board()
+    board = SharedFile()
     small, large = {"w": torch.ones(3)}, {"w": torch.arange(5000.0), "n": 1}
     first = board.read(board.write(small))
     assert same(board.read(board.write(large)), large)
@@ -142,55 +142,64 @@ def test_a_board_grows_and_what_was_read_stays() -> None:
 # --workers auto -------------------------------------------------------------------------------------------------------
 
 
-def raced(pace: Pace, cost: Callable[[int, int], float], calls: int, chunks: int = 1) -> list[tuple[int, int]]:
+def raced(pace: AutoTuner, cost: Callable[[int, int], float], calls: int, chunks: int = 1) -> list[tuple[int, int]]:
     chosen = []
     for _ in range(calls):
         chosen.append(pace.choose("train", chunks))
-        pace.timed("train", chosen[-1], cost(*chosen[-1]) * 7, 7)
+        pace.record("train", chosen[-1], cost(*chosen[-1]) * 7, 7)
     return [tuple(share) for share in chosen]
 
 
-def workers(pace: Pace, cost: Callable[[int], float], calls: int) -> list[int]:
+def workers(pace: AutoTuner, cost: Callable[[int], float], calls: int) -> list[int]:
     return [n for n, _ in raced(pace, lambda n, _: cost(n), calls)]
 
 
 def test_the_fastest_number_of_workers_is_found_and_kept() -> None:
-    assert workers(Pace(2), lambda n: 1 / n, 6) == [2, 2, 1, 1, 2, 2]
-    assert workers(Pace(2), lambda n: float(n), 6) == [2, 2, 1, 1, 1, 1]
-    assert workers(Pace(1), lambda n: 1.0, 3) == [1, 1, 1]
+    assert workers(AutoTuner(2), lambda n: 1 / n, 6) == [2, 2, 1, 1, 2, 2]
+    assert workers(AutoTuner(2), lambda n: float(n), 6) == [2, 2, 1, 1, 1, 1]
+    assert workers(AutoTuner(1), lambda n: 1.0, 3) == [1, 1, 1]
 
 
 def test_one_does_not_go_on_where_fewer_are_slower() -> None:
-    assert workers(Pace(64), lambda n: 1 / n, 6) == [64, 64, 32, 32, 64, 64]
-    assert workers(Pace(12), lambda n: abs(n - 5.0), 9) == [12, 12, 6, 6, 3, 3, 6, 6, 6]
+    assert workers(AutoTuner(64), lambda n: 1 / n, 6) == [64, 64, 32, 32, 64, 64]
+    assert workers(AutoTuner(12), lambda n: abs(n - 5.0), 9) == [12, 12, 6, 6, 3, 3, 6, 6, 6]
 
 
 def test_the_fastest_size_of_orders_is_found_for_the_fastest_number_of_workers() -> None:
     one, two, four, eight = (2, 1), (2, 2), (2, 4), (2, 8)
-    rising = raced(Pace(2, least=2), lambda n, k: 1 / k, 9, chunks=16)
+    rising = raced(AutoTuner(2, least=2), lambda n, k: 1 / k, 9, chunks=16)
     assert rising == [one, one, two, two, four, four, eight, eight, eight]
-    assert raced(Pace(2, least=2), lambda n, k: abs(k - 2), 8, chunks=16) == [one, one, two, two, four, four, two, two]
-    assert raced(Pace(2), lambda n, k: 1 / n, 8, chunks=4) == [one, one, (1, 1), (1, 1), two, two, two, two]
-    assert raced(Pace(2), lambda n, k: n / k, 6, chunks=40) == [one, one, *[(1, 1)] * 4]  # nobody to order
+    assert raced(AutoTuner(2, least=2), lambda n, k: abs(k - 2), 8, chunks=16) == [
+        one,
+        one,
+        two,
+        two,
+        four,
+        four,
+        two,
+        two,
+    ]
+    assert raced(AutoTuner(2), lambda n, k: 1 / n, 8, chunks=4) == [one, one, (1, 1), (1, 1), two, two, two, two]
+    assert raced(AutoTuner(2), lambda n, k: n / k, 6, chunks=40) == [one, one, *[(1, 1)] * 4]  # nobody to order
 
 
 def test_no_worker_has_more_to_do_for_larger_orders() -> None:
-    pace = Pace(2, least=2)
+    pace = AutoTuner(2, least=2)
     raced(pace, lambda n, k: 1 / k, 9, chunks=16)
     chosen = {chunks: pace.choose("train", chunks).chunks for chunks in (1, 2, 3, 4, 7, 8, 10, 16, 20)}
     assert chosen == {1: 1, 2: 1, 3: 2, 4: 2, 7: 4, 8: 4, 10: 1, 16: 8, 20: 2}
 
 
 def test_warming_up_is_forgiven_and_steps_are_timed_apart() -> None:
-    pace = Pace(2)
+    pace = AutoTuner(2)
     for seconds in (9.0, 1.0):
-        pace.timed("train", pace.choose("train", 2), seconds, 1)
+        pace.record("train", pace.choose("train", 2), seconds, 1)
     for seconds in (2.0, 2.0):
-        pace.timed("train", pace.choose("train", 2), seconds, 1)
+        pace.record("train", pace.choose("train", 2), seconds, 1)
     assert pace.choose("train", 2) == (2, 1)
-    pace.timed(":evaluate", Share(2), 1.0, 0)  # nobody was there
+    pace.record(":evaluate", WorkSplit(2), 1.0, 0)  # nobody was there
     assert pace.choose(":evaluate", 2) == (2, 1)
-    assert pace.seen.keys() == {"train", ":evaluate"}
+    assert pace.timings.keys() == {"train", ":evaluate"}
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
@@ -204,7 +213,7 @@ def test_auto_changes_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     one = run(1)
     monkeypatch.setattr(simulation, "cores", lambda: 3)
     turns = iter([(3, 1), (1, 1), (2, 2), (3, 3), (1, 1), (2, 1), (2, 3), (1, 1), (3, 2)])
-    monkeypatch.setattr(Pace, "choose", lambda self, step, chunks: Share(*next(turns)))
+    monkeypatch.setattr(AutoTuner, "choose", lambda self, step, chunks: WorkSplit(*next(turns)))
     assert same(run("auto"), one)
 
 

@@ -13,7 +13,7 @@ from kilter.core import Params
 from kilter.fast import switch
 
 
-def channels_inside(params: Mapping[str, Tensor]) -> Params:
+def channels_last(params: Mapping[str, Tensor]) -> Params:
     """The same model with the filters of 2-d convolutions laid out channels innermost.
 
     A convolution follows its filters' layout and so do the layers after it. Results differ by rounding of the same
@@ -33,34 +33,34 @@ def _inside(w: Tensor) -> Tensor:
 ALIGN = 64  # bytes: where torch's tensors begin; kernels may round otherwise at another
 
 
-def apart(stack: Tensor) -> Sequence[Tensor]:
+def unstack(stack: Tensor) -> Sequence[Tensor]:
     """The tensors of a stack. Each begins where torch would have put it, for kernels may round otherwise at another alignment:
     views where they do, else copies."""
     return stack.unbind() if stack[0].nbytes % ALIGN == 0 else [part.clone() for part in stack]
 
 
-Ground = Callable[[Sequence[int], torch.dtype], Tensor | None]  # an empty tensor where it is wanted, if there is room
-_ground: Ground | None = None
+Allocate = Callable[[Sequence[int], torch.dtype], Tensor | None]  # an empty tensor where it is wanted, if there is room
+_allocate: Allocate | None = None
 
 
 @contextmanager
-def grounded(ground: Ground) -> Iterator[None]:
+def allocate_stacks_with(allocate: Allocate) -> Iterator[None]:
     """While this is on, stacks of clients are laid where the runtime wants them: they need not be copied there to be sent."""
-    global _ground
-    _ground = ground
+    global _allocate
+    _allocate = allocate
     try:
         yield
     finally:
-        _ground = None
+        _allocate = None
 
 
-def stacked(parts: Sequence[Tensor]) -> Tensor:
-    """`torch.stack`, on the runtime's ground."""
-    out = _ground((len(parts), *parts[0].shape), parts[0].dtype) if _ground else None
+def stack_tensors(parts: Sequence[Tensor]) -> Tensor:
+    """`torch.stack`, on the runtime's allocate."""
+    out = _allocate((len(parts), *parts[0].shape), parts[0].dtype) if _allocate else None
     return torch.stack(list(parts), out=out)
 
 
-def pool_first(net: nn.Module) -> nn.Module:
+def pool_before_relu(net: nn.Module) -> nn.Module:
     """The network with `ReLU, MaxPool2d` in a Sequential as `MaxPool2d, ReLU`: a quarter of the work for 2x2 pools.
 
     max(relu(x)) = relu(max(x)) to the bit, and so are the gradients: they go to the first largest, and nowhere if that is not

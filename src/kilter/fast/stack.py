@@ -24,7 +24,7 @@ from kilter.fast import foreach, switch
 from kilter.fast.chunks import width
 from kilter.fast.client_random import Dice
 from kilter.fast.layers import Layers, for_all
-from kilter.fast.memory_layout import apart, stacked
+from kilter.fast.memory_layout import stack_tensors, unstack
 from kilter.fast.tape import Product, Tapes, factors, plain
 from kilter.train import Fitted, lengths, order, trainable
 
@@ -265,7 +265,7 @@ def _train(fits: Sequence[Fit]) -> list[Fitted]:
     longest = sorted(range(len(fits)), key=lambda k: -len(fits[k].rows))
     fits = [fits[k] for k in longest]
     courses, dice = [_Course(f) for f in fits], [Dice(f.seed) for f in fits]
-    params = {k: stacked([f.params[k] for f in fits]) for k in fits[0].params}
+    params = {k: stack_tensors([f.params[k] for f in fits]) for k in fits[0].params}
     names = trainable(fits[0])
     common = _common(fits, names)
     state = plan.begin([params[k] for k in names])
@@ -287,7 +287,7 @@ def _train(fits: Sequence[Fit]) -> list[Fitted]:
                     _clip(grads, plan.clip)
                 plan.update(leaves, grads, [[s[a:b] for s in part] for part in state], t)
             totals[a:b] += plain(losses)
-    parts = {k: apart(v) for k, v in params.items()}
+    parts = {k: unstack(v) for k, v in params.items()}
     done: list[Fitted] = [None] * len(fits)  # type: ignore[list-item]
     for i, (k, total) in enumerate(zip(longest, totals.tolist(), strict=True)):
         n = len(courses[i].sizes)

@@ -53,7 +53,7 @@ def factors(result: Tensor | Product) -> tuple[Tensor, ...]:
 
 
 class Tapes:
-    """The computations seen lately, by whatever tells them apart."""
+    """The computations seen lately, by whatever tells them unstack."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[Any, Tape | None] = OrderedDict()

@@ -36,7 +36,7 @@ from kilter.fast import switch
 from kilter.records import wire
 from kilter.runtimes.evaluation import parts, predict_part
 from kilter.runtimes.ledger import Ledger
-from kilter.runtimes.reply_checks import Shape, absurd
+from kilter.runtimes.reply_checks import Shape, oversized
 from kilter.runtimes.robust import robust
 from kilter.runtimes.step_runner import Done, perform
 from kilter.seeds import derive_each
@@ -231,7 +231,7 @@ class Runtime(Federation):
                         node, name, f"its reply has another shape than the others': {_difference(shape, usual)}"
                     )
                     del replies[node], norms[node], self.ledger.participants[node]
-        for node in absurd(norms):
+        for node in oversized(norms):
             self.ledger.failed(node, name, f"its reply is absurdly large: a norm of {norms[node]:.1e}")
             del replies[node], self.ledger.participants[node]
         return replies, sizes

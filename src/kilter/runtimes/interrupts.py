@@ -1,8 +1,8 @@
 """Ctrl-C and SIGTERM.
 
-An interrupt is raised wherever the main thread happens to be. There it may break what it interrupts (torch was entering one of its
-modes, and fails to leave it) or be swallowed (torch's own code asked an object for an attribute, and takes any error for a no). So
-that one was asked for is kept in mind: other errors are then its doing, and a round it was swallowed in does not count.
+Python raises an interrupt wherever the main thread happens to be. There it may break what it interrupts (torch was entering one
+of its modes and fails to leave it) or be swallowed (torch's own code treats any error as "no such attribute"). So we remember the
+request: later errors are attributed to it, and a round in which it was swallowed does not count.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_asked = False
+_requested = False
 
 
 @contextmanager
 def stoppable(*signals: signal.Signals) -> Iterator[None]:
-    """Within, these signals (SIGINT and SIGTERM unless told) end the work with a KeyboardInterrupt."""
-    global _asked
-    _asked = False
-    before = {s: signal.signal(s, _ask) for s in signals or (signal.SIGINT, signal.SIGTERM)}
+    """Inside this block, these signals (default SIGINT and SIGTERM) raise KeyboardInterrupt."""
+    global _requested
+    _requested = False
+    before = {s: signal.signal(s, _request) for s in signals or (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     except Exception:
@@ -29,16 +29,16 @@ def stoppable(*signals: signal.Signals) -> Iterator[None]:
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
-        _asked = False
+        _requested = False
 
 
 def check() -> None:
-    """Stop now if it was asked for: called when a round is over and before it is written down."""
-    if _asked:
+    """Raise KeyboardInterrupt if a stop was requested. Called after each round, before it is recorded."""
+    if _requested:
         raise KeyboardInterrupt
 
 
-def _ask(*_: Any) -> None:
-    global _asked
-    _asked = True
+def _request(*_: Any) -> None:
+    global _requested
+    _requested = True
     raise KeyboardInterrupt

@@ -26,10 +26,10 @@ from kilter.core import Data, Rows, Tree
 from kilter.errors import Mistake
 from kilter.plugins import is_file_spec
 from kilter.records import wire
-from kilter.runtimes.autotune import Share
+from kilter.runtimes.autotune import WorkSplit
 from kilter.runtimes.simulation import Fault, Simulation
 from kilter.runtimes.step_runner import Done
-from kilter.runtimes.worker_messages import State, apologies, failed, read, written
+from kilter.runtimes.worker_messages import State, decode_outcomes, encode_failure, encode_outcomes, encode_sendable
 from kilter.topology import Topology
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Seats:
         chunks: Sequence[Sequence[str]],
         messages: Mapping[str, Tree],
         states: Mapping[str, State],
-        share: Share | None = None,
+        split: WorkSplit | None = None,
     ) -> Iterator[tuple[str, Done, State | None]]:
         """Perform a step at these nodes, chunk by chunk, wherever a seat is free; what is lost, again elsewhere."""
         ray = self._ray
@@ -174,7 +174,7 @@ class Seats:
                 seat, chunk = self._busy.pop(answer)
                 if found is not None:
                     self._idle.append(seat)
-                    yield from read(wire.decode(found))
+                    yield from decode_outcomes(wire.decode(found))
                     continue
                 losses[chunk[0]] = losses.get(chunk[0], 0) + 1
                 log.warning("a process of the Ray cluster was lost; what it was doing is done again elsewhere")
@@ -239,11 +239,11 @@ class Seat:
             assert self._fed is not None
             done = self._fed.run_here(said["step"], said["round"], messages, said["states"])
             try:
-                return _array(wire.encode(written(done)))
+                return _array(wire.encode(encode_outcomes(done)))
             except Exception:
-                return _array(wire.encode(apologies(done)))
+                return _array(wire.encode(encode_sendable(done)))
         except BaseException as e:
-            return _array(wire.encode(failed(nodes, e)))
+            return _array(wire.encode(encode_failure(nodes, e)))
 
 
 def _array(data: bytes) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""What came back, until it is combined: in memory while it is little, else in a temporary file.
+"""Replies until they are combined: in memory while they are small, otherwise in a temporary file.
 
-An average then takes the memory of one model, however many clients were asked; and nobody need know.
+An average then needs the memory of one model, however many clients reply. Methods do not notice.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 
 from kilter.core import Post, Tree, Unread
 from kilter.errors import Mistake
-from kilter.runtimes.shared_memory import packed, space, unpacked
+from kilter.runtimes.shared_memory import pack_shared, tensor_bytes, unpack_shared
 
-LIMIT = 64 << 20  # bytes of replies that stay in memory: a disk is slow for many small ones, memory dear for large ones
+LIMIT = 64 << 20  # bytes of replies that stay in memory
 
 
-class Pile:
+class ReplySpool:
     """The replies of one step."""
 
     def __init__(self) -> None:
@@ -28,37 +28,37 @@ class Pile:
         self._end = 0
 
     def put(self, reply: Tree, known: int | None = None) -> Tree | Unread:
-        """The reply itself, or where it lies; `known`: about how many bytes it has. Letters to others stay: they are under way."""
-        size = 0 if isinstance(reply, Post) else space(reply) if known is None else known
+        """The reply itself, or a reference to it on disk. `known` is its approximate size. Letters stay in memory."""
+        size = 0 if isinstance(reply, Post) else tensor_bytes(reply) if known is None else known
         if self._held + size <= LIMIT:
             self._held += size
             return reply
-        size = space(reply)
-        room = _room(size)
-        parcel = packed(reply, room)
+        size = tensor_bytes(reply)
+        buffer = _buffer(size)
+        packet = pack_shared(reply, buffer)
         try:
-            self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115 - gone with the last reply
+            self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115 - deleted with the last reply
             self._file.seek(self._end)
-            self._file.write(room.data)
+            self._file.write(buffer.data)
             self._file.flush()
         except OSError as e:
             raise Mistake(
                 f"A round's replies do not fit into '{tempfile.gettempdir()}' ({e.strerror}): "
-                "free some space there, or name another folder by TMPDIR, then resume."
+                "free some space there, or set TMPDIR to another folder, then resume."
             ) from None
         start, self._end = self._end, self._end + size
-        return Unread(partial(_read, self._file, start, size, parcel))
+        return Unread(partial(_read, self._file, start, size, packet))
 
 
-def _read(file: BufferedRandom, start: int, size: int, parcel: bytes) -> Tree:
-    room = _room(size)
+def _read(file: BufferedRandom, start: int, size: int, packet: bytes) -> Tree:
+    buffer = _buffer(size)
     file.seek(start)
-    if file.readinto(room.data) < size:
-        raise OSError("a temporary file with replies was cut short")
-    return unpacked(parcel, room)
+    if file.readinto(buffer.data) < size:
+        raise OSError("the temporary file with replies was truncated")
+    return unpack_shared(packet, buffer)
 
 
-def _room(size: int) -> np.ndarray:
+def _buffer(size: int) -> np.ndarray:
     return torch.empty(
         size, dtype=torch.uint8
-    ).numpy()  # torch's memory: kernels may round otherwise at another alignment
+    ).numpy()  # aligned as torch aligns tensors, because alignment can change rounding

@@ -1,16 +1,16 @@
-"""Robust aggregation, on top of any method that pools: what is done to the replies before they are combined.
+"""Robust aggregation for any method that pools: what happens to the replies before they are combined.
 
-Replies are alike (same nesting, shapes, dtypes), so each is a vector v_k of all its floating-point numbers, and some plain numbers
-(a row count) beside it. With K replies, Med the coordinate-wise median:
+Replies have one structure (nesting, shapes, dtypes), so each is a vector v_k of all its floating-point numbers plus some plain
+numbers (a row count). With K replies and Med the coordinate-wise median:
 
 clip:C      v_k <- Med + (v_k - Med) min(1, C r / |v_k - Med|), r the median of |v_k - Med|; plain numbers up to C medians
 median      every v_k <- Med (Yin, Chen, Kannan, Bartlett 2018)
 trimmed:B   every v_k <- the mean of each coordinate without its B K smallest and B K largest values (the same paper)
-krum:B      multi-Krum (Blanchard, El Mhamdi, Guerraoui, Stainer 2017): without the B K replies that lie farthest from their
-            K - B K - 2 nearest
+krum:B      multi-Krum (Blanchard, El Mhamdi, Guerraoui, Stainer 2017): drops the B K replies farthest from their K - B K - 2
+            nearest
 
-`median` and `trimmed` make all replies equal, so whatever a method's weights, their average is that one. All four take what is
-rare for a lie: where clients' data differ much, so do honest replies, and robustness costs accuracy.
+`median` and `trimmed` make all replies equal, so their average is that reply whatever the method's weights. All four treat what
+is rare as an attack: where clients' data differ a lot, honest replies do too, and robustness costs accuracy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kilter.core import Replies, Tree
 from kilter.errors import Mistake, unknown
 
 RULES = ("clip", "median", "trimmed", "krum")
-Rule = Callable[[Tensor], Tensor]  # (K, n) -> (K, n)
+Transform = Callable[[Tensor], Tensor]  # (K, n) -> (K, n)
 
 
 def parse(spec: str) -> tuple[str, float]:
@@ -48,7 +48,7 @@ def parse(spec: str) -> tuple[str, float]:
 
 
 def robust(replies: Replies, spec: str) -> Replies:
-    """The replies as this rule lets them through; as they are without a rule, or for less than three."""
+    """The replies after this rule; unchanged without a rule or with fewer than three replies."""
     if not spec or len(replies) < 3:
         return replies
     name, value = parse(spec)
@@ -59,19 +59,19 @@ def robust(replies: Replies, spec: str) -> Replies:
     if name == "krum":
         kept = krum(v, int(value * len(v)))
         return Replies({i: r for k, (i, r) in enumerate(replies.items()) if k in kept}, replies.of)
-    act: Rule = {
+    transform: Transform = {
         "clip": lambda x: clip(x, value),
         "median": lambda x: median(x).expand_as(x),
         "trimmed": lambda x: trimmed(x, max(1, int(value * len(x)))).expand_as(x),
     }[name]
-    v = act(v)
-    n = n.clamp(min=0).minimum(value * median(n)) if name == "clip" else act(n)
-    made = (_filled(r, Pieces(v[k]), iter(n[k].tolist())) for k, r in enumerate(replies.values()))
-    return Replies(dict(zip(replies, made, strict=True)), replies.of)
+    v = transform(v)
+    n = n.clamp(min=0).minimum(value * median(n)) if name == "clip" else transform(n)
+    filled = (_filled(r, Pieces(v[k]), iter(n[k].tolist())) for k, r in enumerate(replies.values()))
+    return Replies(dict(zip(replies, filled, strict=True)), replies.of)
 
 
 def median(v: Tensor) -> Tensor:
-    """Coordinate by coordinate; of an even number the mean of the two in the middle."""
+    """The median of each coordinate; for an even count, the mean of the two middle values."""
     s, k = v.sort(dim=0).values, len(v)
     return (s[(k - 1) // 2] + s[k // 2]) / 2
 
@@ -83,19 +83,19 @@ def trimmed(v: Tensor, cut: int) -> Tensor:
 
 
 def clip(v: Tensor, factor: float) -> Tensor:
-    """Nobody is farther from the median than `factor` times what is usual."""
+    """Limit every reply's distance from the median to `factor` times the median distance."""
     centre = median(v)
-    way = v - centre
-    far = way.norm(dim=1, keepdim=True)
-    return centre + way * (factor * median(far) / far.clamp_min(1e-12)).clamp(max=1.0)
+    offset = v - centre
+    distance = offset.norm(dim=1, keepdim=True)
+    return centre + offset * (factor * median(distance) / distance.clamp_min(1e-12)).clamp(max=1.0)
 
 
-def krum(v: Tensor, enemies: int) -> set[int]:
-    """Positions of the K - enemies replies that lie closest to their K - enemies - 2 nearest."""
+def krum(v: Tensor, attackers: int) -> set[int]:
+    """Positions of the K - attackers replies that are closest to their K - attackers - 2 nearest."""
     distance = torch.cdist(v.double(), v.double(), compute_mode="donot_use_mm_for_euclid_dist") ** 2
-    near = max(1, len(v) - enemies - 2)
+    near = max(1, len(v) - attackers - 2)
     score = distance.sort(dim=1).values[:, 1 : 1 + near].sum(dim=1)
-    return set(score.argsort(stable=True)[: len(v) - enemies].tolist())
+    return set(score.argsort(stable=True)[: len(v) - attackers].tolist())
 
 
 def _flat(tree: Tree) -> tuple[Tensor, list[float]]:
@@ -114,7 +114,7 @@ def _number(x: float) -> float:
 
 
 class Pieces:
-    """Takes pieces off a vector."""
+    """Cuts a vector into tensors, one after another."""
 
     def __init__(self, vector: Tensor) -> None:
         self.vector, self.at = vector, 0
@@ -125,7 +125,7 @@ class Pieces:
 
 
 def _filled(tree: Tree, vector: Pieces, numbers: Iterator[float]) -> Tree:
-    """A tree like this one with these numbers in it."""
+    """The same tree with these numbers."""
     if isinstance(tree, Tensor):
         return vector.take(tree) if tree.is_floating_point() else tree
     if isinstance(tree, Mapping):

@@ -21,11 +21,11 @@ from kilter.fast import switch
 from kilter.fast.chunks import compose, width
 from kilter.fast.memory_layout import keep_memory
 from kilter.records import wire
-from kilter.runtimes.autotune import Pace, Share, cores
+from kilter.runtimes.autotune import AutoTuner, WorkSplit, cores
 from kilter.runtimes.base import Runtime, fingerprint, joined
 from kilter.runtimes.evaluation import PART, parts
-from kilter.runtimes.reply_checks import have_one_shape, odd_ones
-from kilter.runtimes.reply_spool import Pile
+from kilter.runtimes.reply_checks import mismatched, must_match
+from kilter.runtimes.reply_spool import ReplySpool
 from kilter.runtimes.step_runner import Done, perform, resolve
 from kilter.runtimes.worker_messages import Outcome, State
 from kilter.runtimes.workers import Workers
@@ -62,7 +62,7 @@ class Pool(Protocol):
         chunks: Sequence[Sequence[str]],
         messages: Mapping[str, Tree],
         states: Mapping[str, State],
-        share: Share | None = None,
+        split: WorkSplit | None = None,
     ) -> Iterator[tuple[str, Done, State | None]]: ...
 
     def close(self) -> None: ...
@@ -108,7 +108,7 @@ class Simulation(Runtime):
         self.faults = faults
         self.workers = min(most, len(self.ids))
         self._auto = workers == "auto"
-        self._pace: Pace | None = None
+        self._tuner: AutoTuner | None = None
         self.stack = stack and not plain
         self._width = self._examined = 1  # clients of a chunk, when they train and when they are examined
         self._method: Method | None = None
@@ -123,7 +123,7 @@ class Simulation(Runtime):
             rows = sum(len(d.test) + len(d.valid) for d in self.clients.values())
             self._examined = max(self._width, min(MANY, PART * len(self.clients) // max(rows, 1)))
         self._pool = self.hire()
-        self._pace = Pace(self.workers, 1 if self._auto else self.workers) if self.workers > 1 else None
+        self._tuner = AutoTuner(self.workers, 1 if self._auto else self.workers) if self.workers > 1 else None
 
     def hire(self) -> Pool | None:
         """Who performs steps, if not this process."""
@@ -167,19 +167,19 @@ class Simulation(Runtime):
         states: Mapping[str, State],
     ) -> Iterator[tuple[str, Done, State | None]]:
         """By as many processes as prove fastest, this one alone among the choices."""
-        share = self._pace.choose(name, len(chunks)) if self._pace else None
-        if self._pool is None or share:  # a cluster has as many as are free
-            self.shared[name] = min(share.workers, len(chunks)) if share else 1
+        split = self._tuner.choose(name, len(chunks)) if self._tuner else None
+        if self._pool is None or split:  # a cluster has as many as are free
+            self.shared[name] = min(split.workers, len(chunks)) if split else 1
         began, work = time.perf_counter(), 0
-        if self._pool is None or (share and share.workers == 1):
+        if self._pool is None or (split and split.workers == 1):
             answers = self._run_all(name, self.round, chunks, messages, states)
         else:
-            answers = self._pool.run(name, self.round, chunks, messages, states, share)
+            answers = self._pool.run(name, self.round, chunks, messages, states, split)
         for i, d, state in answers:
             work += sum(steps for _, steps in d.fits) or 1
             yield i, d, state
-        if self._pace and share:
-            self._pace.timed(name, share, time.perf_counter() - began, work)
+        if self._tuner and split:
+            self._tuner.record(name, split, time.perf_counter() - began, work)
 
     def perform(self, name: str, messages: Mapping[str, Tree]) -> Mapping[str, Done]:
         done: dict[str, Done] = {}
@@ -195,7 +195,7 @@ class Simulation(Runtime):
         # Who is trained with whom never depends on the number of workers, so neither do the results.
         most = self._examined if name == ":evaluate" else self._width
         chunks = compose({i: len(self.clients[i].train) for i in present}, most)
-        pile = Pile()
+        pile = ReplySpool()
         for i, d, state in self._share_out(name, chunks, present, states):
             d.kept = pile.put(d.kept, d.seen.size if d.seen else None)
             done[i] = d
@@ -228,7 +228,7 @@ class Simulation(Runtime):
         """As on a network, each looks at the letters that are to be pooled before it reads them; numbers were looked at."""
         mail = super().deliver(posts, name)
         assert self._method is not None
-        if not have_one_shape(self._method, name):
+        if not must_match(self._method, name):
             return mail
         seen: dict[int, wire.Facts] = {}  # the same letter to all is looked at once
         boxes: dict[str, dict[str, Tree]] = {}
@@ -236,7 +236,7 @@ class Simulation(Runtime):
             boxes[me] = dict(mail.box(me))
             for letter in boxes[me].values():
                 seen[id(letter)] = seen.get(id(letter)) or wire.facts(letter)
-            for sender, why in odd_ones({i: seen[id(letter)] for i, letter in boxes[me].items()}, me).items():
+            for sender, why in mismatched({i: seen[id(letter)] for i, letter in boxes[me].items()}, me).items():
                 self.ledger.notes.append({"node": me, "step": name, "note": why})
                 del boxes[me][sender]
         return Mail(boxes)

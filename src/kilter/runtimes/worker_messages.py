@@ -1,4 +1,4 @@
-"""What came of a step, as it travels from one process of a run to another: plain values and tensors, no code."""
+"""The results of a step, as worker processes send them: plain values and tensors, no code."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ from torch import Tensor
 from kilter import trees
 from kilter.core import Post, Tree
 from kilter.errors import Mistake
-from kilter.fast.memory_layout import apart
+from kilter.fast.memory_layout import unstack
 from kilter.records import wire
 from kilter.runtimes.step_runner import Done
 
 State = dict[str, Tree]
-Outcome = tuple[Done, State | None]  # what a step came to at a node, and the node's state if it changed
+Outcome = tuple[Done, State | None]  # the result of a step at a node, and the node's state if it changed
 
 
-def written(done: Mapping[str, Outcome]) -> dict[str, Any]:
-    """Outcomes as a tree, column by column: replies are mostly alike, and then 25 take hardly longer than one."""
-    found = [d for d, _ in done.values()]
-    replies = [dict(d.reply) if isinstance(d.reply, Post) else d.reply for d in found]
+def encode_outcomes(done: Mapping[str, Outcome]) -> dict[str, Any]:
+    """Outcomes as a tree, column by column. Replies mostly have one structure; 25 then take hardly longer than one."""
+    results = [d for d, _ in done.values()]
+    replies = [dict(d.reply) if isinstance(d.reply, Post) else d.reply for d in results]
     try:
-        column = merged(replies)
-    except _Unlike:
+        column = merge_columns(replies)
+    except _Mismatch:
         column = {"v": replies}
     return {
         "nodes": list(done),
         "replies": column,
-        "posts": [isinstance(d.reply, Post) for d in found],
-        "errors": [_error(d) for d in found],
-        "fits": [d.fits for d in found],
-        "seconds": [d.seconds for d in found],
-        "notes": [d.notes for d in found],
+        "posts": [isinstance(d.reply, Post) for d in results],
+        "errors": [_error(d) for d in results],
+        "fits": [d.fits for d in results],
+        "seconds": [d.seconds for d in results],
+        "notes": [d.notes for d in results],
         "states": [state for _, state in done.values()],
-        "seen": [d.seen and [d.seen.size, d.seen.norm, d.seen.bad] for d in found],
+        "seen": [d.seen and [d.seen.size, d.seen.norm, d.seen.bad] for d in results],
     }
 
 
-def apologies(done: Mapping[str, Outcome]) -> dict[str, Any]:
-    """The same where some outcomes cannot be sent: those are errors that say why."""
-    found: dict[str, Outcome] = {}
+def encode_sendable(done: Mapping[str, Outcome]) -> dict[str, Any]:
+    """Like `encode_outcomes`, with an error in place of every outcome that cannot be sent."""
+    sendable: dict[str, Outcome] = {}
     for node, outcome in done.items():
         try:
-            wire.size(written({node: outcome}))
-            found[node] = outcome
+            wire.size(encode_outcomes({node: outcome}))
+            sendable[node] = outcome
         except Exception as e:
-            found[node] = Done(error=TypeError(f"what a step returned or kept cannot be sent: {e}")), None
-    return written(found)
+            sendable[node] = Done(error=TypeError(f"what a step returned or kept cannot be sent: {e}")), None
+    return encode_outcomes(sendable)
 
 
-def failed(nodes: list[str], error: BaseException) -> dict[str, Any]:
-    """Nothing came of it at any of these."""
-    return written(dict.fromkeys(nodes, (Done(error=error), None)))
+def encode_failure(nodes: list[str], error: BaseException) -> dict[str, Any]:
+    """The same error for all of these nodes."""
+    return encode_outcomes(dict.fromkeys(nodes, (Done(error=error), None)))
 
 
 def _error(d: Done) -> list[Any] | None:
@@ -65,10 +65,10 @@ def _error(d: Done) -> list[Any] | None:
     return [isinstance(d.error, Mistake), text]
 
 
-def read(answer: Mapping[str, Any]) -> Iterator[tuple[str, Done, State | None]]:
+def decode_outcomes(answer: Mapping[str, Any]) -> Iterator[tuple[str, Done, State | None]]:
     """Outcomes, node by node."""
-    replies = parted(answer["replies"])
-    look = None  # replies that were merged have one signature
+    replies = split_columns(answer["replies"])
+    signature = None  # merged replies share one
     for k, node in enumerate(answer["nodes"]):
         error: Exception | None = None
         if answer["errors"][k]:
@@ -78,65 +78,65 @@ def read(answer: Mapping[str, Any]) -> Iterator[tuple[str, Done, State | None]]:
         seen = None
         if answer["seen"][k]:
             size, norm, bad = answer["seen"][k]
-            look = look if look and "v" not in answer["replies"] else trees.signature(reply)
-            seen = wire.Facts(size, look, norm, bad)
+            signature = signature if signature and "v" not in answer["replies"] else trees.signature(reply)
+            seen = wire.Facts(size, signature, norm, bad)
         fits = [(loss, steps) for loss, steps in answer["fits"][k]]
         done = Done(reply, error, fits, answer["seconds"][k], answer["notes"][k], seen)
         yield node, done, answer["states"][k]
 
 
-class _Unlike(Exception):
-    """Trees that cannot be one."""
+class _Mismatch(Exception):
+    """Trees of different structure."""
 
 
-def merged(trees: Sequence[Tree]) -> dict[str, Any]:
-    """Trees that differ in their tensors' numbers and in plain values, as one: tensors (trees, ...), values in lists.
+def merge_columns(trees: Sequence[Tree]) -> dict[str, Any]:
+    """Merge trees of one structure: tensors become (trees, ...), plain values become lists.
 
-    >>> parted(merged([{"w": torch.ones(1), "n": 3}, {"w": torch.zeros(1), "n": 5}]))
+    >>> split_columns(merge_columns([{"w": torch.ones(1), "n": 3}, {"w": torch.zeros(1), "n": 5}]))
     [{'w': tensor([1.]), 'n': 3}, {'w': tensor([0.]), 'n': 5}]
     """
     first = trees[0]
     kind = type(first)
     if any(type(t) is not kind for t in trees):
-        raise _Unlike
+        raise _Mismatch
     if isinstance(first, Tensor):
         if any(t.shape != first.shape or t.dtype != first.dtype for t in trees):
-            raise _Unlike
+            raise _Mismatch
         return {"t": _together(trees)}
     if kind is dict:
         names = list(first)
         if any(list(t) != names for t in trees):
-            raise _Unlike
-        return {"d": {k: merged([t[k] for t in trees]) for k in names}} if names else {"v": list(trees)}
+            raise _Mismatch
+        return {"d": {k: merge_columns([t[k] for t in trees]) for k in names}} if names else {"v": list(trees)}
     if kind in (list, tuple):
         if any(len(t) != len(first) for t in trees):
-            raise _Unlike
-        columns = [merged([t[i] for t in trees]) for i in range(len(first))]
+            raise _Mismatch
+        columns = [merge_columns([t[i] for t in trees]) for i in range(len(first))]
         return {"l" if kind is list else "u": columns} if columns else {"v": list(trees)}
     if isinstance(first, Mapping):
-        raise _Unlike
+        raise _Mismatch
     return {"v": list(trees)}
 
 
 def _together(parts: Sequence[Tensor]) -> Tensor:
-    """A stack of these; where they lie, if that is side by side."""
+    """A stack of these tensors; without a copy if they lie side by side in memory."""
     first = parts[0]
-    whole, start, size = first._base, first.data_ptr(), first.nbytes
-    beside = (p._base is whole and p.data_ptr() == start + k * size and p.is_contiguous() for k, p in enumerate(parts))
-    if whole is not None and size and all(beside):
+    base, start, size = first._base, first.data_ptr(), first.nbytes
+    adjacent = (p._base is base and p.data_ptr() == start + k * size and p.is_contiguous() for k, p in enumerate(parts))
+    if base is not None and size and all(adjacent):
         return first.as_strided((len(parts), *first.shape), (first.numel(), *first.stride()))
     return torch.stack(list(parts))
 
 
-def parted(column: Mapping[str, Any]) -> list[Tree]:
-    """What was merged."""
+def split_columns(column: Mapping[str, Any]) -> list[Tree]:
+    """Undo `merge_columns`."""
     ((kind, held),) = column.items()
     if kind == "v":
         return list(held)
     if kind == "t":
-        return list(apart(held))
+        return list(unstack(held))
     if kind == "d":
-        parts = [parted(v) for v in held.values()]
+        parts = [split_columns(v) for v in held.values()]
         return [dict(zip(held, values, strict=True)) for values in zip(*parts, strict=True)]
-    values = zip(*[parted(v) for v in held], strict=True)
+    values = zip(*[split_columns(v) for v in held], strict=True)
     return [list(v) if kind == "l" else v for v in values]

@@ -1,6 +1,6 @@
-"""Persistent worker processes on this machine. Forked, so data and method are there without being sent.
+"""Persistent worker processes on this machine. They are forked, so they have data and method without being sent them.
 
-Orders and answers go through pipes, their tensors through shared memory. A worker that loses its parent ends.
+Requests and answers go through pipes, their tensors through shared memory. A worker whose parent is gone ends.
 """
 
 from __future__ import annotations
@@ -15,33 +15,35 @@ import torch
 
 from kilter.core import Tree
 from kilter.errors import Mistake
-from kilter.fast.memory_layout import grounded
+from kilter.fast.memory_layout import allocate_stacks_with
 from kilter.records import wire
-from kilter.runtimes.autotune import Share
-from kilter.runtimes.shared_memory import Board, Room, Shelf, copied, packed
+from kilter.runtimes.autotune import WorkSplit
+from kilter.runtimes.shared_memory import SharedFile, SharedSlots, SlotWriter, copy_tensors, pack_shared
 from kilter.runtimes.step_runner import Done
-from kilter.runtimes.worker_messages import Outcome, State, apologies, read, written
+from kilter.runtimes.worker_messages import Outcome, State, decode_outcomes, encode_outcomes, encode_sendable
 
 Work = Callable[[str, int, Mapping[str, Tree], Mapping[str, State]], dict[str, Outcome]]
 
 
 class Workers:
-    """Steps performed in several processes, chunk by chunk."""
+    """Runs steps in several processes, chunk by chunk."""
 
     def __init__(self, count: int, work: Work) -> None:
         if not hasattr(os, "fork"):
-            raise Mistake("Several workers need an operating system that can fork: use --workers 1 here.")
+            raise Mistake(
+                "More than one worker needs an operating system with fork (Linux or macOS): use --workers 1 here."
+            )
         context = multiprocessing.get_context("fork")
         self._pipes: list[Connection] = []
         self._processes = []
-        self._shelves = [Shelf() for _ in range(count)]
-        self._orders = [Board() for _ in range(count)]
-        self._broadcast = Board()
-        for shelf, orders in zip(self._shelves, self._orders, strict=True):
+        self._slots = [SharedSlots() for _ in range(count)]
+        self._requests = [SharedFile() for _ in range(count)]
+        self._broadcast = SharedFile()
+        for slots, requests in zip(self._slots, self._requests, strict=True):
             mine, theirs = context.Pipe()
             others = list(self._pipes)
-            boards = orders, self._broadcast
-            process = context.Process(target=_serve, args=(theirs, [mine, *others], shelf, boards, work), daemon=True)
+            files = requests, self._broadcast
+            process = context.Process(target=_serve, args=(theirs, [mine, *others], slots, files, work), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(mine)
@@ -54,46 +56,45 @@ class Workers:
         chunks: Sequence[Sequence[str]],
         messages: Mapping[str, Tree],
         states: Mapping[str, State],
-        share: Share | None = None,
+        split: WorkSplit | None = None,
     ) -> Iterator[tuple[str, Done, State | None]]:
-        """Perform a step at these nodes, some chunks at a time, wherever one of the workers is free.
-
-        Gives what came of it as it comes.
-        """
-        count, size = share or Share(len(self._pipes))
+        """Run a step at these nodes, some chunks at a time, on whichever worker is free. Yields results as they arrive."""
+        count, size = split or WorkSplit(len(self._pipes))
         common = len({id(m) for m in messages.values()}) == 1
-        # Written once, whatever the number of workers; each reads it when it has its first chunk.
+        # Written once for all workers; each reads it with its first chunk.
         broadcast = self._broadcast.write(next(iter(messages.values()))) if common else b""
-        told: set[int] = set()
-        room: dict[int, int | None] = {}  # where each busy worker puts its answer's tensors
+        informed: set[int] = set()  # workers that have the broadcast
+        slot: dict[int, int | None] = {}  # where each busy worker puts the tensors of its answer
         waiting = [chunks[k : k + size] for k in range(0, len(chunks), size)]
         idle, pipes = list(range(len(self._pipes)))[:count], self._pipes[:count]
-        while waiting or room:
+        while waiting or slot:
             while waiting and idle:
                 worker, taken = idle.pop(0), [list(chunk) for chunk in waiting.pop(0)]
                 nodes = [i for chunk in taken for i in chunk]
-                room[worker] = self._shelves[worker].take()
+                slot[worker] = self._slots[worker].take()
                 own = {
                     "messages": {} if common else {i: messages[i] for i in nodes},
                     "states": {i: states[i] for i in nodes},
                 }
-                order = {
+                request = {
                     "step": name,
                     "round": round,
                     "chunks": taken,
-                    "own": self._orders[worker].write(own),
-                    "broadcast": broadcast if worker not in told else b"",
-                    "room": room[worker],
+                    "own": self._requests[worker].write(own),
+                    "broadcast": broadcast if worker not in informed else b"",
+                    "room": slot[worker],
                 }
-                told.add(worker)
-                self._send(worker, wire.encode(order))
-            came = []
+                informed.add(worker)
+                self._send(worker, wire.encode(request))
+            answers = []
             for pipe in wait(pipes):
                 worker = pipes.index(pipe)  # type: ignore[arg-type]
-                came.append(self._shelves[worker].read(self._receive(worker), room.pop(worker)))
+                answers.append(self._slots[worker].read(self._receive(worker), slot.pop(worker)))
                 idle.append(worker)
-            while came:
-                yield from ((i, d, copied(state)) for answer in came.pop() for i, d, state in read(answer))
+            while answers:
+                yield from (
+                    (i, d, copy_tensors(state)) for answer in answers.pop() for i, d, state in decode_outcomes(answer)
+                )
 
     def _send(self, worker: int, data: bytes) -> None:
         try:
@@ -113,9 +114,9 @@ class Workers:
         code = process.exitcode
         if code == -signal.SIGKILL:
             return Mistake(
-                f"A worker process died (exit code {code}, often for lack of memory): resume the run, with fewer workers."
+                f"A worker process died (exit code {code}, often out of memory): resume the run with fewer workers."
             )
-        return Mistake(f"A worker process died (exit code {code}): resume the run; with --workers 1 it would say why.")
+        return Mistake(f"A worker process died (exit code {code}): resume the run. Use --workers 1 to see the cause.")
 
     def close(self) -> None:
         for pipe in self._pipes:
@@ -126,39 +127,43 @@ class Workers:
                 process.kill()
 
 
-def _serve(pipe: Connection, foreign: list[Connection], shelf: Shelf, boards: tuple[Board, Board], work: Work) -> None:
-    """A worker's life."""
-    for other in foreign:  # the parent's ends, inherited by the fork: with them open nobody would see the parent go
+def _serve(
+    pipe: Connection, foreign: list[Connection], slots: SharedSlots, files: tuple[SharedFile, SharedFile], work: Work
+) -> None:
+    """The main loop of a worker process."""
+    for other in (
+        foreign
+    ):  # the parent's ends, inherited by the fork; while they are open, nobody notices when the parent is gone
         other.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
-    if hasattr(os, "SCHED_BATCH"):  # the parent hands out orders to all before one of them takes its processor
+    if hasattr(os, "SCHED_BATCH"):  # let the parent hand out all requests before a worker takes its processor
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    orders, broadcasts = boards
+    requests, broadcasts = files
     message: Tree = None
     while True:
         try:
-            order = wire.decode(pipe.recv_bytes())
+            request = wire.decode(pipe.recv_bytes())
         except (EOFError, OSError):
             return
-        room = Room(shelf.room(order["room"]))
-        if order["broadcast"]:
-            message = broadcasts.read(order["broadcast"])
-        own = orders.read(order["own"])
-        done: list[dict[str, Outcome]] = []  # of each chunk: what was trained together is in one piece
-        for chunk in order["chunks"]:
+        writer = SlotWriter(slots.slot(request["room"]))
+        if request["broadcast"]:
+            message = broadcasts.read(request["broadcast"])
+        own = requests.read(request["own"])
+        done: list[dict[str, Outcome]] = []  # of each chunk, because clients that trained together are stored together
+        for chunk in request["chunks"]:
             messages = {i: own["messages"].get(i, message) for i in chunk}
             try:
-                with grounded(room.ground):
-                    done.append(work(order["step"], order["round"], messages, own["states"]))
-            except BaseException as e:  # whatever it is, the worker lives on
+                with allocate_stacks_with(writer.empty_tensor):
+                    done.append(work(request["step"], request["round"], messages, own["states"]))
+            except BaseException as e:  # the worker survives any error
                 done.append(dict.fromkeys(chunk, (Done(error=e), None)))
         try:
-            answer = packed([written(d) for d in done], room)
-        except Exception:  # something that cannot be sent: say so of the nodes it is true of
-            answer = packed([apologies(d) for d in done], room)
+            answer = pack_shared([encode_outcomes(d) for d in done], writer)
+        except Exception:  # something cannot be sent: report the nodes concerned
+            answer = pack_shared([encode_sendable(d) for d in done], writer)
         try:
             pipe.send_bytes(answer)
-        except OSError:  # the parent did not wait for it: it was stopped
+        except OSError:  # the parent has stopped
             return
