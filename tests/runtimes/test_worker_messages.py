@@ -109,7 +109,7 @@ def test_tensors_begin_where_torch_would_have_put_them() -> None:
     replies = [{"w": torch.rand(64), "b": torch.rand(10)} for _ in range(5)]
     slots = SharedSlots(size=10_000, count=1)
     number = slots.take()
-    column = slots.decode_outcomes(pack_shared(merge_columns(replies), slots.slot(number)), number)
+    column = slots.read(pack_shared(merge_columns(replies), slots.slot(number)), number)
     assert all(v.data_ptr() % 64 == 0 for r in split_columns(column) for v in r.values())
     assert same(split_columns(column), replies)
 
