@@ -25,6 +25,7 @@ from kilter.net import tls
 from kilter.net.frames import OPTIONS, cut, read
 from kilter.net.grpc_server import ATTEND, PROTOCOL, Door
 from kilter.net.server import Star
+from kilter.runtimes.step_names import StepName
 
 SITES = ("a", "b", "c")
 
@@ -77,7 +78,7 @@ def measure(sizes: list[int], calls: int) -> dict[str, dict[str, float]]:
         took = []
         for _ in range(max(3, calls if size < 10**6 else calls // 4)):
             began = time.perf_counter()
-            replies = star.call("echo", message)
+            replies = star.call(StepName("echo"), message)
             took.append(time.perf_counter() - began)
             assert len(replies) == len(SITES)
         found[str(size)] = {"median_seconds": median(took), "best_seconds": min(took)}

@@ -14,6 +14,7 @@ from kilter.records.run_folder import Store, write
 from kilter.runtimes.base import Runtime
 from kilter.runtimes.evaluation import examine_bench, examine_variants, is_personal, mean_of, spread
 from kilter.runtimes.interrupts import check
+from kilter.runtimes.step_names import EVALUATE, FRAMEWORK_STEPS
 
 Watch = Callable[[dict[str, Any]], None]
 CHECKPOINT_SECONDS = 5.0  # a checkpoint is written at most this often, and at the end
@@ -124,7 +125,7 @@ def evaluate(method: Method, fed: Runtime, state: Tree, full: bool) -> dict[str,
     found = seen = None
     if fed.bench is not None and not alone:
         found, seen = examine_bench(method, fed.look(method, state), fed.bench["y"], full)
-    clients = dict(fed.call(":evaluate", {"state": shown, "full": full, "seen": seen}, training=False))
+    clients = dict(fed.call(EVALUATE, {"state": shown, "full": full, "seen": seen}, training=False))
     reports = list(clients.values())
     return {
         "global": found or mean_of(reports, "own_bench"),
@@ -233,7 +234,7 @@ def _finish(
         "fit_seconds": _fit_seconds(records),
         "failures": sum(len(r["failures"]) for r in records),
         "seconds": progress["seconds"],
-        "workers": {name: n for name, n in fed.shared.items() if not name.startswith(":")},
+        "workers": {name: n for name, n in fed.shared.items() if name not in FRAMEWORK_STEPS},
         "stopped_early": progress["stopped"],
         "last": top,
         "best": {"chosen_on": "validation", **(headline(best) or {})},

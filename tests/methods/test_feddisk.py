@@ -17,7 +17,7 @@ from kilter.data.partitions import noise_std
 from kilter.methods.feddisk import FedDisk
 from kilter.models import build
 from kilter.params import count
-from kilter.runtimes.step_runner import perform
+from kilter.runtimes.step_runner import run_step
 from kilter.study.statistics import cost_paper, curve, ecr_paper, rounds_to_target
 from kilter.train import run_one
 from small import SHAPE, digits, every, federation, known_made, linear_task, method, mlp_task, same, skewed, three_ways
@@ -357,7 +357,7 @@ def test_density_rounds_see_their_rows_in_new_orders():
     m, data = method("feddisk", task=mlp_task(), density_batch=4, **QUICK), skewed(2)["c0"]
     start = {"round": 0, "made": None}
     first, again, later = (
-        perform(m.learn, [Node("a", data, step="learn")], [{**start, "round": r}])[0].reply for r in (0, 0, 1)
+        run_step(m.learn, [Node("a", data, step="learn")], [{**start, "round": r}])[0].reply for r in (0, 0, 1)
     )
     assert same(first, again)
     assert not same(first[0], later[0])

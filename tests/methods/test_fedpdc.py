@@ -14,6 +14,7 @@ from kilter.methods.fedavg import FedAvg
 from kilter.methods.fedpdc import FedPDC, shares
 from kilter.params import buffers, mean
 from kilter.records import wire
+from kilter.runtimes.step_names import StepName
 from kilter.study.statistics import curve, rounds_to_target
 from small import bench, federation, near, normed_task, public, same
 from small import mlp_task as small_task
@@ -135,7 +136,7 @@ def test_p4_who_was_not_selected_is_trusted() -> None:
         assert tuple(state[1]) == took
         for i in fed.ids:
             w, p = method.view(state, i)
-            strength, _ = method.constants(fed.node(i, "train", t + 1, {}), w, p)
+            strength, _ = method.constants(fed.node(i, StepName("train"), t + 1, {}), w, p)
             assert (float(strength) == 0) == (i not in took or p == 1)
             assert w is state[0]
 
@@ -241,10 +242,10 @@ def test_nodes_do_not_see_the_scores_of_others() -> None:
 
 def test_only_who_aggregates_holds_public_rows() -> None:
     with federation() as star, federation(topology="ring") as ring, federation(topology="rotating") as rotating:
-        assert star.node("c0", "train", 1, {}).public is None
-        assert star.node(SERVER, "combine", 1, {}).public is not None
-        assert ring.node("c0", "train", 1, {}).public is not None
-        assert rotating.node("c0", "train", 1, {}).public is not None
+        assert star.node("c0", StepName("train"), 1, {}).public is None
+        assert star.node(SERVER, StepName("combine"), 1, {}).public is not None
+        assert ring.node("c0", StepName("train"), 1, {}).public is not None
+        assert rotating.node("c0", StepName("train"), 1, {}).public is not None
 
 
 def test_who_missed_the_public_rows_trains_without_them() -> None:

@@ -19,7 +19,7 @@ from kilter.core import Data, Fit, Method, Node, Params, Replies, Rows
 from kilter.federate import Result, federate
 from kilter.params import average, mean, sub, weights
 from kilter.runtimes.simulation import Simulation
-from kilter.runtimes.step_runner import perform
+from kilter.runtimes.step_runner import run_step
 from kilter.seeds import derive
 from kilter.tasks import Task
 from kilter.train import SGD, batches
@@ -64,7 +64,7 @@ def at_node(
 ) -> tuple[Any, Node]:
     """One node's train step by itself: its reply, and the node."""
     node = Node("a", data, state=state or {}, step="train", **more)
-    (done,) = perform(run.train, [node], [message])  # type: ignore[attr-defined]
+    (done,) = run_step(run.train, [node], [message])  # type: ignore[attr-defined]
     if done.error:
         raise done.error
     return done.reply, node
@@ -135,7 +135,7 @@ def test_fedprox_known_answer() -> None:
     prox = method("fedprox", task, mu=1.0, local=SGD(lr=0.1, batch=0))
     node = Node("a", constant([[0.2, 0.4]]))
     fit = node.fit(prox.loss, {"w": torch.tensor([1.0, -1.0])}, prox.local, ctx={"w": torch.tensor([0.5, 0.5])})  # type: ignore[attr-defined]
-    (done,) = perform(lambda *_: (yield fit), [node], [None])
+    (done,) = run_step(lambda *_: (yield fit), [node], [None])
     assert near(done.reply, {"w": torch.tensor([0.93, -0.89])})
 
 
@@ -316,7 +316,7 @@ def test_fedbn_averages_the_rest_and_leaves_batchnorm_untouched() -> None:
     replies, own = {}, {}
     for i, data in clients.items():
         node = Node(i, data, round=1, step="train")
-        (done,) = perform(fedbn.train, [node], [start])  # type: ignore[attr-defined]
+        (done,) = run_step(fedbn.train, [node], [start])  # type: ignore[attr-defined]
         replies[i], own[i] = done.reply, node.state["bn"]
     result, kept = states("fedbn", clients, 1, task)
     assert same(result.state, average(replies.values()))

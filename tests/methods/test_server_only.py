@@ -13,6 +13,7 @@ from kilter.methods import find
 from kilter.methods.fedavg import FedAvg
 from kilter.methods.fedavg_tuned import FedAvgTuned
 from kilter.methods.server_only import ServerOnly
+from kilter.runtimes.step_names import StepName
 from small import federation, mlp_task, near, normed_task, public, same, skewed
 
 PLAN = SGD(lr=0.1, batch=16)
@@ -79,7 +80,7 @@ def test_public_rows_come_from_a_file(tmp_path) -> None:
     np.savez(path, x=rng.random((20, 1, 8, 8), dtype=np.float32), y=np.arange(20) % 10)
     made = Experiment.of({**base, "public_file": str(path)})
     method, fed = made.build()
-    assert len(fed.node("server", "tune", 1, {}).public) == 20
+    assert len(fed.node("server", StepName("tune"), 1, {}).public) == 20
     assert torch.equal(fed.public["y"], torch.arange(20) % 10)
     assert federate(method, fed, 1).summary["bytes_down"] == 0
     with pytest.raises(Mistake, match="not by both"):

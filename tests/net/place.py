@@ -57,8 +57,8 @@ def spoil(env: dict[str, str]) -> None:
     if seconds := float(env.get("KILTER_TEST_SLOW", 0)):
         from kilter.net import site
 
-        quick = site.perform
-        site.perform = lambda *args: time.sleep(seconds) or quick(*args)  # type: ignore[func-returns-value]
+        quick = site.run_step
+        site.run_step = lambda *args: time.sleep(seconds) or quick(*args)  # type: ignore[func-returns-value]
 
 
 @dataclass

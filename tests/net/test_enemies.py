@@ -22,6 +22,7 @@ from kilter.net import tls
 from kilter.net.grpc_server import STATUS, Door
 from kilter.net.server import Star
 from kilter.records import wire
+from kilter.runtimes.step_names import StepName
 from kilter.runtimes.step_runner import Done
 
 NAMES = ("a", "b", "c")
@@ -63,7 +64,7 @@ class Camp:
             time.sleep(0.01)
 
     def ask(self) -> Replies:
-        found: Replies = self.star.call("train", {"w": torch.zeros(3)})
+        found: Replies = self.star.call(StepName("train"), {"w": torch.zeros(3)})
         return found
 
     def reasons(self) -> dict[str, str]:

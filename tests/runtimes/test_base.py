@@ -16,7 +16,8 @@ from kilter.federate import federate
 from kilter.params import average
 from kilter.records import wire
 from kilter.runtimes.simulation import Missing, Simulation, fingerprint
-from kilter.runtimes.step_runner import POOL, perform, resolve
+from kilter.runtimes.step_names import StepName
+from kilter.runtimes.step_runner import POOL, resolve, run_step
 from kilter.train import SGD, Adam
 from small import bench, constant, federation, linear_task, method, mlp_task, near, normed_task, same, skewed
 
@@ -118,9 +119,9 @@ def test_only_steps_can_be_called(workers: int) -> None:
     with talking(federation(workers=workers)) as fed:
         for name in ("hidden", "setup", "__class__", "spread:hidden", "gather:hidden", "nothing"):
             with pytest.raises(Mistake, match=f"has no step '{name}'"):
-                fed.call(name)
+                fed.call(StepName.parse(name))
     with pytest.raises(Mistake):
-        resolve(Talk(), "predict")
+        resolve(Talk(), StepName("predict"))
 
 
 def test_a_mistake_stays_a_mistake_and_a_bug_a_bug(workers: int) -> None:
@@ -522,7 +523,7 @@ def test_a_step_may_ask_for_several_fits_and_gets_each_ones_own() -> None:
         return found
 
     nodes = [Node(f"n{g}", constant([[float(g)]])) for g in (1, 10)]
-    done = perform(two, nodes, [1, 3])
+    done = run_step(two, nodes, [1, 3])
     assert [d.reply for d in done] == [[-1], [-10, -20, -30]]
     assert [len(d.fits) for d in done] == [1, 3]
 
@@ -548,10 +549,10 @@ def test_adam_and_scaffold_do_not_go_together() -> None:
 
 def test_a_node_sees_its_own_data_peers_and_the_common_sets() -> None:
     fed = federation(topology="ring")
-    node = fed.node("c1", "spread:train", 2, {})
+    node = fed.node("c1", StepName.spread("train"), 2, {})
     assert node.data is fed.clients["c1"]
     assert (node.peers, node.step, node.round) == (("c0", "c2"), "train", 2)
-    hub = federation().node(SERVER, "combine", 1, {})
+    hub = federation().node(SERVER, StepName("combine"), 1, {})
     assert len(hub.data.train) == 0
     assert hub.public is not None
     assert hub.bench is not None

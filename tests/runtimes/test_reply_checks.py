@@ -6,6 +6,7 @@ import torch
 
 from kilter.core import Federation, Method, Node, Tree, step
 from kilter.runtimes.reply_checks import checked
+from kilter.runtimes.step_names import StepName
 from kilter.train import SGD
 
 
@@ -30,25 +31,34 @@ BOX = {"a": torch.ones(2), "b": torch.ones(3), "c": torch.tensor([1.0, float("na
 
 
 def test_what_is_pooled_looks_like_mine_or_like_most() -> None:
-    assert set(checked(BOX, METHOD, "spread:train", "b")[0]) == {"b"}
-    fine, notes = checked(BOX, METHOD, "spread:train", "z")
+    assert set(checked(BOX, METHOD, StepName.spread("train"), "b")[0]) == {"b"}
+    fine, notes = checked(BOX, METHOD, StepName.spread("train"), "z")
     assert set(fine) == {"a", "d"}
     assert len(notes) == 2
 
 
 def test_what_is_absurdly_large_is_not_pooled() -> None:
     box = {"a": torch.ones(2), "b": torch.full((2,), 1e9), "c": torch.full((2,), 50.0)}
-    fine, notes = checked(box, METHOD, "spread:train", "a")
+    fine, notes = checked(box, METHOD, StepName.spread("train"), "a")
     assert set(fine) == {"a", "c"}
     assert notes == ["the letter of b is absurdly large"]
-    assert set(checked(box, METHOD, "spread:train", "z")[0]) == {"a", "c"}  # one of three, to one who wrote none
-    assert set(checked({k: box[k] for k in "ab"}, METHOD, "spread:train", "z")[0]) == {"a", "b"}  # who of two is it?
-    assert set(checked({"a": torch.zeros(2), "b": torch.ones(2)}, METHOD, "spread:train", "a")[0]) == {"a", "b"}
+    assert set(checked(box, METHOD, StepName.spread("train"), "z")[0]) == {
+        "a",
+        "c",
+    }  # one of three, to one who wrote none
+    assert set(checked({k: box[k] for k in "ab"}, METHOD, StepName.spread("train"), "z")[0]) == {
+        "a",
+        "b",
+    }  # who of two is it?
+    assert set(checked({"a": torch.zeros(2), "b": torch.ones(2)}, METHOD, StepName.spread("train"), "a")[0]) == {
+        "a",
+        "b",
+    }
 
 
 def test_where_letters_differ_by_nature_only_numbers_are_looked_at() -> None:
     for written in ("spread:tell", "judge"):
-        assert set(checked(BOX, METHOD, written, "a")[0]) == {"a", "b", "d"}
+        assert set(checked(BOX, METHOD, StepName.parse(written), "a")[0]) == {"a", "b", "d"}
 
 
 def test_the_simulator_looks_at_letters_as_the_network_does() -> None:

@@ -15,6 +15,7 @@ from kilter.federate import federate
 from kilter.params import average, scale, sub
 from kilter.runtimes.robust import clip, krum, median, parse, robust, trimmed
 from kilter.runtimes.simulation import Simulation
+from kilter.runtimes.step_names import StepName
 from kilter.runtimes.step_runner import Done
 from small import bench, method, skewed, three_ways
 
@@ -24,9 +25,9 @@ RULES = ["clip:1", "median", "trimmed:0.2", "krum:0.2"]
 class Liars(Simulation):
     """Two of ten clients send their update with its sign changed, ten times as long, and boast of their rows."""
 
-    def perform(self, name: str, messages: Mapping[str, Tree]) -> Mapping[str, Done]:
-        done = dict(super().perform(name, messages))
-        for i in ("c3", "c7") if name == "train" else ():
+    def execute(self, name: StepName, messages: Mapping[str, Tree]) -> Mapping[str, Done]:
+        done = dict(super().execute(name, messages))
+        for i in ("c3", "c7") if name == StepName("train") else ():
             w, n = done[i].reply
             done[i].reply = sub(messages[i], scale(sub(w, messages[i]), 10.0)), n * 10
         return done

@@ -18,6 +18,7 @@ from kilter.net.grpc_server import ATTEND
 from kilter.net.site import Site, _channel, answer
 from kilter.records import wire
 from kilter.runtimes.simulation import Simulation
+from kilter.runtimes.step_names import EVALUATE, StepName
 from kilter.runtimes.step_runner import Done
 
 Print = Callable[[str], None]
@@ -31,10 +32,10 @@ class Rehearsal(Simulation):
         names = [site.name, *(f"{site.name}-copy-{k}" for k in (1, 2))]
         super().__init__(dict.fromkeys(names, site.data), topology=topology, seed=site.seed)
         self.site, self.show = site, show
-        self.shown: set[str] = set()
+        self.shown: set[StepName] = set()
 
-    def perform(self, name: str, messages: Mapping[str, Tree]) -> Mapping[str, Done]:
-        done = super().perform(name, messages)
+    def execute(self, name: StepName, messages: Mapping[str, Tree]) -> Mapping[str, Done]:
+        done = super().execute(name, messages)
         if self.site.name in done and name not in self.shown:
             self.shown.add(name)
             head, body = answer(done[self.site.name])
@@ -66,4 +67,4 @@ async def rehearse(site: Site, server: str, server_name: str, show: Print) -> No
         state = site.method.setup(fed)
         fed.round = 1
         state = site.method.round(fed, state)
-        fed.call(":evaluate", {"state": state, "full": True}, training=False)
+        fed.call(EVALUATE, {"state": state, "full": True}, training=False)

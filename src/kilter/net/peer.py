@@ -1,4 +1,4 @@
-"""The runtime of a peer: the same script, read in the first person. `perform` runs only my own node; my letters go to my
+"""The runtime of a peer: the same script, read in the first person. `execute` runs only my own node; my letters go to my
 neighbours, and theirs are waited for when the script needs them.
 
 What others return is never seen here, only what they write to me. So a peer's record, evaluation and checkpoint are its own.
@@ -20,7 +20,8 @@ from kilter.net.peer_transport import Office, Place
 from kilter.records import wire
 from kilter.runtimes.base import Runtime
 from kilter.runtimes.reply_checks import checked
-from kilter.runtimes.step_runner import Done, perform, resolve
+from kilter.runtimes.step_names import StepName
+from kilter.runtimes.step_runner import Done, resolve, run_step
 
 log = logging.getLogger("kilter.net")
 
@@ -29,20 +30,20 @@ class Incoming(Mail):
     """Letters of one call that are on their way to me, from these senders; and the one I wrote to myself."""
 
     at: Place
-    step: str
+    step: StepName
     senders: tuple[str, ...]
     own: dict[str, Tree]
 
 
 class Letters(Incoming):
-    def __init__(self, at: Place, step: str, senders: tuple[str, ...], own: dict[str, Tree]) -> None:
+    def __init__(self, at: Place, step: StepName, senders: tuple[str, ...], own: dict[str, Tree]) -> None:
         self.at, self.step, self.senders, self.own = at, step, senders, own
 
 
 class Perhaps(Replies, Incoming):
     """What comes of a step I did not take part in: no reply that I see, perhaps letters."""
 
-    def __init__(self, at: Place, step: str, senders: tuple[str, ...], of: int) -> None:
+    def __init__(self, at: Place, step: StepName, senders: tuple[str, ...], of: int) -> None:
         super().__init__({}, of)
         self.at, self.step, self.senders, self.own = at, step, senders, {}
 
@@ -101,12 +102,12 @@ class Peer(Runtime):
         while len({*self.office.greet(0), *self.office.rounds}) + 1 < self.quorum:
             time.sleep(0.2)
 
-    def perform(self, name: str, messages: Mapping[str, Tree]) -> Mapping[str, Done]:
+    def execute(self, name: StepName, messages: Mapping[str, Tree]) -> Mapping[str, Done]:
         if self.me not in messages:
             return {}
         assert self._method is not None
         node = self.node(self.me, name, self.round, self.states.setdefault(self.me, {}))
-        (done,) = perform(resolve(self._method, name), [node], [messages[self.me]])
+        (done,) = run_step(resolve(self._method, name), [node], [messages[self.me]])
         self.changed.add(self.me)
         if done.error is not None:
             log.error("round %d, %s failed", self.round, name, exc_info=done.error)
@@ -115,7 +116,7 @@ class Peer(Runtime):
 
     def call(
         self,
-        name: str,
+        name: StepName,
         message: Tree = None,
         to: Sequence[str] | None = None,
         training: bool = True,
@@ -135,7 +136,7 @@ class Peer(Runtime):
             return Perhaps(self._place, name, self._senders, len(self.ids))
         return found
 
-    def deliver(self, posts: Mapping[str, Post], name: str) -> Mail:
+    def deliver(self, posts: Mapping[str, Post], name: StepName) -> Mail:
         """My letters to my neighbours, an empty one to those I have nothing to say to; theirs come when they are needed."""
         post = posts[self.me]
         for receiver in post:
@@ -145,7 +146,7 @@ class Peer(Runtime):
         own = {self.me: post[self.me]} if self.me in post else {}
         return Letters(self._place, name, self._senders, own)
 
-    def _write(self, post: Mapping[str, Tree], name: str) -> None:
+    def _write(self, post: Mapping[str, Tree], name: StepName) -> None:
         letters: dict[str, tuple[Head, bytes]] = {}
         encoded: dict[int, bytes] = {}  # the same letter to all is encoded once
         for to in self.topology.neighbours[self.me]:
@@ -153,11 +154,11 @@ class Peer(Runtime):
                 encoded[id(post[to])] = wire.encode(post[to])
             body = encoded[id(post[to])] if to in post else b""
             self.ledger.letter(self.me, to, len(body))
-            head: Head = {"kind": "letter", "run": self.office.run, "from": self.me, "to": to, "step": name}
+            head: Head = {"kind": "letter", "run": self.office.run, "from": self.me, "to": to, "step": str(name)}
             letters[to] = {**head, "round": self._place[0], "seq": self._place[1], "empty": to not in post}, body
         self.office.send(self._place, letters)
 
-    def _collect(self, mail: Incoming, name: str) -> dict[str, Tree]:
+    def _collect(self, mail: Incoming, name: StepName) -> dict[str, Tree]:
         """My letters of that call: waited for until the deadline, or until their sender is gone."""
         office, until = self.office, time.monotonic() + self.deadline
         box = dict(mail.own)
@@ -175,16 +176,16 @@ class Peer(Runtime):
                 del office.inbox[key]
         for i in mail.senders:
             if i not in came:
-                self.ledger.failed(i, mail.step, "its letter did not come")
+                self.ledger.failed(i, str(mail.step), "its letter did not come")
             elif not came[i][0].get("empty"):
                 try:
                     box[i] = wire.decode(came[i][1])
                     self.ledger.letter(i, self.me, len(came[i][1]))
                 except wire.Malformed as e:
-                    self.ledger.failed(i, mail.step, str(e))
+                    self.ledger.failed(i, str(mail.step), str(e))
         assert self._method is not None
         box, notes = checked({i: box[i] for i in self.ids if i in box}, self._method, mail.step, self.me)
-        self.ledger.notes += [{"node": self.me, "step": name, "note": text} for text in notes]
+        self.ledger.notes += [{"node": self.me, "step": str(name), "note": text} for text in notes]
         return box
 
     def _is_gone(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The runtime at the server: nodes are sites that hold a stream. `perform` sends the step's name and message and waits.
+"""The runtime at the server: nodes are sites that hold a stream. `execute` sends the step's name and message and waits.
 
 It waits for whoever was asked until the deadline, and for one whose stream is lost a grace of some seconds to come back, when
 it is asked again. A reply counts only if it answers the open order. Fewer replies than the quorum are not taken: then it waits.
@@ -24,17 +24,14 @@ from kilter.net.frames import Head, place, text
 from kilter.net.links import Link, Links
 from kilter.records import wire
 from kilter.runtimes.base import Runtime
-from kilter.runtimes.step_runner import Done
+from kilter.runtimes.step_names import ADOPT, StepKind, StepName
+from kilter.runtimes.step_runner import Absent, Done
 
 log = logging.getLogger("kilter.net")
 
 TOOK, BEGAN = "~took", "~began"  # kept with the checkpoint: whose replies were taken; the state that peers begin from
 REMARKS = 1000  # most remarks on record in one round, and orders whose late answers are known as such
 NOTE = 10_000  # longest note of a site, as JSON
-
-
-class Absent(Exception):
-    """A site whose reply did not come, or did not count."""
 
 
 @dataclass
@@ -169,7 +166,7 @@ class Star(Runtime):
 
     # In the script's thread ------------------------------------------------------------------------------------------
 
-    def perform(self, name: str, messages: Mapping[str, Tree]) -> Mapping[str, Done]:
+    def execute(self, name: StepName, messages: Mapping[str, Tree]) -> Mapping[str, Done]:
         if not messages:
             return {}
         call = self._ask(name, messages)
@@ -208,7 +205,7 @@ class Star(Runtime):
             self.ledger.failed(self.aggregator, combine.__name__, why)
             return state
 
-    def _ask(self, name: str, messages: Mapping[str, Tree]) -> Call:
+    def _ask(self, name: StepName, messages: Mapping[str, Tree]) -> Call:
         """Open a call and send it to those who are here."""
         encoded: dict[int, bytes] = {}  # a broadcast is encoded once
         bodies = {}
@@ -223,37 +220,37 @@ class Star(Runtime):
         extra: Head = {"mail": self._written}
         if self.topology.kind == "peers":
             extra["cards"] = dict(self._cards)
-        call = Call(name, self.round, seq, bodies, time.monotonic() + self.deadline, extra)
+        call = Call(str(name), self.round, seq, bodies, time.monotonic() + self.deadline, extra)
         with self._door.changed:
             self._call = call
             for i, body in bodies.items():
                 self._door.send(i, self._order(call, i), body)
         return call
 
-    def deliver(self, posts: Mapping[str, Post], name: str) -> Mail:
+    def deliver(self, posts: Mapping[str, Post], name: StepName) -> Mail:
         """Letters from site to site; one to somebody out of reach is the site's fault, and only its own loss."""
         fine: dict[str, Post] = {}
         for sender, post in posts.items():
             reach = {sender, *(self.topology.neighbours[sender] if self.topology.kind == "peers" else self.ids)}
             fine[sender] = Post({to: letter for to, letter in post.items() if to in reach})
             if len(fine[sender]) < len(post):
-                self.ledger.failed(sender, name, "it wrote to somebody it has no way to")
+                self.ledger.failed(sender, str(name), "it wrote to somebody it has no way to")
         mail = super().deliver(fine, name)
-        return Sealed(mail, {"round": self._place[0], "seq": self._place[1], "step": name})
+        return Sealed(mail, {"round": self._place[0], "seq": self._place[1], "step": str(name)})
 
     def call(
         self,
-        name: str,
+        name: StepName,
         message: Tree = None,
         to: Sequence[str] | None = None,
         training: bool = True,
         alike: bool = True,
     ) -> Any:
-        if name.startswith("spread:"):
+        if name.kind is StepKind.SPREAD:
             self._begin_late(self._ordered(to))
         self._written = message.written if isinstance(message, Sealed) else None
         found = super().call(name, message, to, training, alike)
-        if name == ":adopt":
+        if name == ADOPT:
             self.states[BEGAN] = {"state": message, "who": dict.fromkeys(found, True)}
             self.changed.add(BEGAN)
         return found
@@ -264,7 +261,7 @@ class Star(Runtime):
         late = [i for i in to if i in self._door.links and began and i not in began["who"]]
         if began and late:
             self._written = None
-            found = super().call(":adopt", began["state"], late, training=False)
+            found = super().call(ADOPT, began["state"], late, training=False)
             began["who"] |= dict.fromkeys(found, True)
             self.changed.add(BEGAN)
 

@@ -32,7 +32,8 @@ from kilter.net.tls import Identity
 from kilter.records import wire
 from kilter.runtimes.base import fingerprint
 from kilter.runtimes.reply_checks import checked
-from kilter.runtimes.step_runner import Done, perform, resolve
+from kilter.runtimes.step_names import StepKind, StepName
+from kilter.runtimes.step_runner import Done, resolve, run_step
 
 log = logging.getLogger("kilter.net")
 
@@ -132,12 +133,13 @@ class Site:
 
     def _run(self, order: Head, step: str, body: bytes) -> tuple[Head, bytes]:
         assert self.keep is not None
-        self.willing.allow(self.method, step)
-        node = self.node(step, order["round"], self.keep.state())
-        message = self.opened(order, step, wire.decode(body), node)
+        name = StepName.parse(step)
+        self.willing.allow(self.method, name)
+        node = self.node(name, order["round"], self.keep.state())
+        message = self.opened(order, name, wire.decode(body), node)
         before = fingerprint(node.state)
         began = time.perf_counter()
-        (done,) = perform(resolve(self.method, step), [node], [message])
+        (done,) = run_step(resolve(self.method, name), [node], [message])
         if done.error is not None:
             log.error("round %d, %s failed", node.round, step, exc_info=done.error)
             return self._signed(order, step, answer(done))
@@ -147,12 +149,12 @@ class Site:
         log.info("round %d, %s: %d bytes, %.1f s", node.round, step, len(reply[1]), time.perf_counter() - began)
         return reply
 
-    def node(self, step: str, round: int, state: dict[str, Tree]) -> Node:
-        return Node(self.name, self.data, self.seed, round, step.rpartition(":")[2], state, self.peers)
+    def node(self, step: StepName, round: int, state: dict[str, Tree]) -> Node:
+        return Node(self.name, self.data, self.seed, round, step.step, state, self.peers)
 
-    def opened(self, order: Head, step: str, message: Tree, node: Node) -> Tree:
+    def opened(self, order: Head, step: StepName, message: Tree, node: Node) -> Tree:
         """The message as the step sees it; a letter that is not what it should be is left out, and noted."""
-        if step.startswith("spread:") and str(message["view"]).startswith("_"):
+        if step.kind is StepKind.SPREAD and str(message["view"]).startswith("_"):
             raise wire.Malformed("a view that is not the method's")
         if order.get("mail") is None:
             return message
@@ -167,7 +169,7 @@ class Site:
                 except wire.Malformed as e:
                     log.warning("%s", e)
                     node.notes.append(str(e))
-        box, notes = checked(box, self.method, str(written["step"]), self.name)
+        box, notes = checked(box, self.method, StepName.parse(str(written["step"])), self.name)
         node.notes += notes
         return box
 

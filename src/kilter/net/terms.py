@@ -19,6 +19,7 @@ from kilter.data.split import carve, rows_of
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
 from kilter.plugins import is_file_spec
+from kilter.runtimes.step_names import StepName
 from kilter.runtimes.step_runner import resolve
 from kilter.topology import Topology
 
@@ -143,11 +144,11 @@ class Willing:
         experiment = Experiment.of(plain)
         return experiment, experiment.make(facts.shape, len(facts.classes), facts.mean, facts.std)
 
-    def allow(self, method: Method, step: str) -> None:
+    def allow(self, method: Method, step: StepName) -> None:
         """Refuse a step that is not the method's, or not allowed here."""
         resolve(method, step)
-        if self.steps and step not in self.steps and step.rpartition(":")[2] not in self.steps:
-            raise Mistake(f"step '{step[:60]}' is not allowed at this site")
+        if self.steps and str(step) not in self.steps and step.step not in self.steps:
+            raise Mistake(f"step '{step}' is not allowed at this site")
 
 
 def own_data(dataset: kdata.Dataset, name: str, seed: int, valid: float) -> Data:

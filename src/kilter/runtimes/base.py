@@ -1,6 +1,6 @@
 """What all runtimes share: who takes part, whom a message reaches, what a reply must look like, what each topology pools.
 
-A runtime says one thing: `perform`, how a step is run at nodes.
+A runtime implements one method, `execute`: run the named step at these nodes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from kilter.runtimes.evaluation import parts, predict_part
 from kilter.runtimes.ledger import Ledger
 from kilter.runtimes.reply_checks import Shape, oversized
 from kilter.runtimes.robust import robust
-from kilter.runtimes.step_runner import Done, perform
+from kilter.runtimes.step_names import ADOPT, StepName
+from kilter.runtimes.step_runner import Done, run_step
 from kilter.seeds import derive_each
 from kilter.topology import topology
 
@@ -70,7 +71,7 @@ class Runtime(Federation):
         self.shared: dict[str, int] = {}  # how many processes shared each step the last time, where they do
 
     @abstractmethod
-    def perform(self, name: str, messages: Mapping[str, Tree]) -> Mapping[str, Done]:
+    def execute(self, name: StepName, messages: Mapping[str, Tree]) -> Mapping[str, Done]:
         """Run the step of this name at these nodes, each with its message."""
 
     def bind(self, method: Method) -> None:
@@ -102,10 +103,10 @@ class Runtime(Federation):
             raise Mistake(
                 f"This method needs one aggregator and so cannot run under '{self.topology.spec}': use star or rotating."
             )
-        hub = self.node(self.aggregator, step.__name__, self.round, self.states.setdefault(SERVER, {}))
+        hub = self.node(self.aggregator, StepName(step.__name__), self.round, self.states.setdefault(SERVER, {}))
         before = fingerprint(hub.state)
         with switch.plain(self.plain):
-            (done,) = perform(lambda node, _: step(node, *messages), [hub], [None])
+            (done,) = run_step(lambda node, _: step(node, *messages), [hub], [None])
         if done.error is not None:
             raise done.error
         if fingerprint(hub.state) != before:
@@ -114,15 +115,14 @@ class Runtime(Federation):
         self.ledger.notes += [{"node": hub.id, "step": hub.step, "note": text} for text in done.notes]
         return done.reply
 
-    def node(self, name: str, step: str, round: int, state: dict[str, Tree]) -> Node:
+    def node(self, name: str, step: StepName, round: int, state: dict[str, Tree]) -> Node:
         """A node as its step sees it."""
         peers = self.topology.neighbours.get(name, ())
-        # spread:train draws as train does, so peers over a full graph give the star's numbers
-        step = step.rpartition(":")[2]
         data = self.clients.get(name, Data(NOTHING, NOTHING, NOTHING))
         aggregates = self.topology.kind != "star" or name == SERVER  # now or in its turn
         public = self.public if aggregates else None
-        return Node(name, data, self.seed, round, step, state, peers, public, self.bench)
+        # `spread:train` draws the same random numbers as `train`, so peers over a full graph give the star's results.
+        return Node(name, data, self.seed, round, step.step, state, peers, public, self.bench)
 
     def look(self, method: Method, state: Tree) -> Tensor | None:
         """What the global model says of the common test set; None if there is no such model."""
@@ -149,11 +149,11 @@ class Runtime(Federation):
         return SERVER if self.topology.kind == "star" else self.topology.aggregator(self.round, self.ids)
 
     def map(self, step: Step, message: Tree = None, to: Sequence[str] | None = None) -> Any:
-        return self.call(step.__name__, message, to, alike=getattr(step, "alike", True))
+        return self.call(StepName(step.__name__), message, to, alike=getattr(step, "alike", True))
 
     def call(
         self,
-        name: str,
+        name: StepName,
         message: Tree = None,
         to: Sequence[str] | None = None,
         training: bool = True,
@@ -173,7 +173,7 @@ class Runtime(Federation):
             for node, m in messages.items():
                 size = known[id(m)] = known.get(id(m)) or wire.size(m)
                 self.ledger.letter(self.aggregator, node, size, training)
-        done = self.perform(name, messages)
+        done = self.execute(name, messages)
         replies, sizes = self._accept(name, {i: done[i] for i in to if i in done}, training, alike and training)
         if any(isinstance(r, Post) for r in replies.values()):
             return self.deliver({i: r for i, r in replies.items() if isinstance(r, Post)}, name)
@@ -182,7 +182,7 @@ class Runtime(Federation):
                 self.ledger.letter(node, self.aggregator, sizes[node], training)
         return Replies(replies, of=len(self.ids))
 
-    def deliver(self, posts: Mapping[str, Post], name: str) -> Mail:
+    def deliver(self, posts: Mapping[str, Post], name: StepName) -> Mail:
         """Letters to those they are for; whoever they are not allowed to reach is a mistake of the method."""
         boxes: dict[str, dict[str, Tree]] = {}
         for sender in self.ids:
@@ -197,23 +197,24 @@ class Runtime(Federation):
         return Mail(boxes)
 
     def _accept(
-        self, name: str, done: Mapping[str, Done], training: bool, alike: bool
+        self, name: StepName, done: Mapping[str, Done], training: bool, alike: bool
     ) -> tuple[dict[str, Tree | Unread], dict[str, int]]:
         """Valid replies and their bytes; the others go on record with a reason.
 
         The one shape of replies that are alike is the commonest, and none may be absurdly larger than most. One on
         disk is read once, and not kept.
         """
+        step = str(name)
         replies: dict[str, Tree | Unread] = {}
         sizes: dict[str, int] = {}
         shapes: dict[str, Shape] = {}
         norms: dict[str, float] = {}
         for node, d in done.items():
-            self.ledger.fitted(name.rpartition(":")[2], d.fits, d.seconds)
+            self.ledger.fitted(name.step, d.fits, d.seconds)
             if d.error is not None:
-                self.ledger.failed(node, name, str(d.error))
+                self.ledger.failed(node, step, str(d.error))
             elif (seen := d.seen or wire.facts(d.reply)).bad:
-                self.ledger.failed(node, name, f"its reply is not finite at {seen.bad}")
+                self.ledger.failed(node, step, f"its reply is not finite at {seen.bad}")
             else:
                 replies[node] = d.kept
                 if not isinstance(d.kept, Post):
@@ -222,17 +223,17 @@ class Runtime(Federation):
                         shapes[node], norms[node] = seen.signature, seen.norm
                 if training:
                     self.ledger.participants[node] = None
-            self.ledger.notes += [{"node": node, "step": name, "note": text} for text in d.notes]
+            self.ledger.notes += [{"node": node, "step": step, "note": text} for text in d.notes]
         if len(set(shapes.values())) > 1:
             usual = Counter(shapes.values()).most_common(1)[0][0]
             for node, shape in shapes.items():
                 if shape != usual:
                     self.ledger.failed(
-                        node, name, f"its reply has another shape than the others': {_difference(shape, usual)}"
+                        node, step, f"its reply has another shape than the others': {_difference(shape, usual)}"
                     )
                     del replies[node], norms[node], self.ledger.participants[node]
         for node in oversized(norms):
-            self.ledger.failed(node, name, f"its reply is absurdly large: a norm of {norms[node]:.1e}")
+            self.ledger.failed(node, step, f"its reply is absurdly large: a norm of {norms[node]:.1e}")
             del replies[node], self.ledger.participants[node]
         return replies, sizes
 
@@ -247,16 +248,16 @@ class Runtime(Federation):
         to = self._ordered(to)
         if self.topology.kind == "peers":
             if not isinstance(state, AtNodes):  # the first round: all begin alike, also who is not chosen or not there
-                self.call(":adopt", state, training=False)
+                self.call(ADOPT, state, training=False)
             order = {"to": list(to), "view": view.__name__ if view else None}
-            mail = self.call(f"spread:{train.__name__}", order, to)
+            mail = self.call(StepName.spread(train.__name__), order, to)
             self.ledger.exchanges += 1
-            self.call(":".join(filter(None, ["gather", self.robust, combine.__name__])), mail, to)
+            self.call(StepName.gather(combine.__name__, self.robust), mail, to)
             return AtNodes()
         if self.topology.kind == "rotating":
             self._hand_over(state)
         message = Each({i: view(state, i) for i in to}) if view else state
-        replies = self.call(train.__name__, message, to, alike=getattr(train, "alike", True))
+        replies = self.call(StepName(train.__name__), message, to, alike=getattr(train, "alike", True))
         if not replies:
             self.ledger.failed(self.aggregator, combine.__name__, "no valid reply came back: the state stays as it was")
             return state

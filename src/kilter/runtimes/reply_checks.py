@@ -10,12 +10,13 @@ from typing import Any
 from kilter.core import Method, Tree
 from kilter.records import wire
 from kilter.records.wire import Facts
+from kilter.runtimes.step_names import StepKind, StepName
 
 Shape = tuple[Any, ...]
 OVERSIZED = 1e4  # a norm this many times the usual one cannot come from training
 
 
-def checked(box: Mapping[str, Tree], method: Method, written: str, me: str) -> tuple[dict[str, Tree], list[str]]:
+def checked(box: Mapping[str, Tree], method: Method, written: StepName, me: str) -> tuple[dict[str, Tree], list[str]]:
     """The letters of this step that pass, and a note on each of the others.
 
     All must be finite. Letters to be pooled must have the shape of my own letter (without one, the most common shape) and a
@@ -34,10 +35,9 @@ def checked(box: Mapping[str, Tree], method: Method, written: str, me: str) -> t
     return fine, notes
 
 
-def must_match(method: Method, written: str) -> bool:
+def must_match(method: Method, written: StepName) -> bool:
     """Whether the letters of this step are pooled and so must have one shape."""
-    kind, _, inner = written.rpartition(":")
-    return kind == "spread" and bool(getattr(getattr(method, inner, None), "alike", True))
+    return written.kind is StepKind.SPREAD and bool(getattr(getattr(method, written.step, None), "alike", True))
 
 
 def mismatched(looks: Mapping[str, Facts], me: str) -> dict[str, str]:

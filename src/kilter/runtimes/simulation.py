@@ -26,16 +26,13 @@ from kilter.runtimes.base import Runtime, fingerprint, joined
 from kilter.runtimes.evaluation import PART, parts
 from kilter.runtimes.reply_checks import mismatched, must_match
 from kilter.runtimes.reply_spool import ReplySpool
-from kilter.runtimes.step_runner import Done, perform, resolve
+from kilter.runtimes.step_names import ADOPT, EVALUATE, LOOK, StepName
+from kilter.runtimes.step_runner import Absent, Done, resolve, run_step
 from kilter.runtimes.worker_messages import Outcome, State
 from kilter.runtimes.workers import Workers
 from kilter.seeds import derive
 
 MANY = 100  # clients that are examined by one process at a time, if together they have no more than PART rows
-
-
-class Absent(Exception):
-    """A node that does not answer; raised by fault rules, never by a method."""
 
 
 @dataclass(frozen=True)
@@ -132,12 +129,13 @@ class Simulation(Runtime):
     def run_here(
         self, name: str, round: int, messages: Mapping[str, Tree], states: Mapping[str, State]
     ) -> dict[str, Outcome]:
-        """Perform a step at these nodes in this process: outcomes, and new states where they changed."""
+        """Run a step, by its name on the wire, at these nodes in this process: outcomes, and new states where they changed."""
         assert self._method is not None
-        nodes = [self.node(i, name, round, states[i]) for i in messages]
+        step = StepName.parse(name)
+        nodes = [self.node(i, step, round, states[i]) for i in messages]
         before = [fingerprint(n.state) for n in nodes]
         with switch.plain(self.plain):
-            done = perform(resolve(self._method, name), nodes, list(messages.values()))
+            done = run_step(resolve(self._method, step), nodes, list(messages.values()))
         with suppress(TypeError):  # of what cannot be sent, which whoever is to send it will say
             for d, seen in zip(done, wire.facts_each([d.reply for d in done]), strict=True):
                 d.seen = seen
@@ -161,12 +159,13 @@ class Simulation(Runtime):
 
     def _share_out(
         self,
-        name: str,
+        step: StepName,
         chunks: Sequence[Sequence[str]],
         messages: Mapping[str, Tree],
         states: Mapping[str, State],
     ) -> Iterator[tuple[str, Done, State | None]]:
         """By as many processes as prove fastest, this one alone among the choices."""
+        name = str(step)
         split = self._tuner.choose(name, len(chunks)) if self._tuner else None
         if self._pool is None or split:  # a cluster has as many as are free
             self.shared[name] = min(split.workers, len(chunks)) if split else 1
@@ -181,19 +180,19 @@ class Simulation(Runtime):
         if self._tuner and split:
             self._tuner.record(name, split, time.perf_counter() - began, work)
 
-    def perform(self, name: str, messages: Mapping[str, Tree]) -> Mapping[str, Done]:
+    def execute(self, name: StepName, messages: Mapping[str, Tree]) -> Mapping[str, Done]:
         done: dict[str, Done] = {}
         present: dict[str, Tree] = {}
         for i, message in messages.items():
-            fault = None if name in (":evaluate", ":adopt") else self.faults
-            reason = fault(self.seed, self.round, i, name) if fault else None
+            fault = None if name in (EVALUATE, ADOPT) else self.faults
+            reason = fault(self.seed, self.round, i, str(name)) if fault else None
             if reason:
                 done[i] = Done(error=Absent(reason))
             else:
                 present[i] = message
         states = {i: self.states.get(i, {}) for i in present}
         # Who is trained with whom never depends on the number of workers, so neither do the results.
-        most = self._examined if name == ":evaluate" else self._width
+        most = self._examined if name == EVALUATE else self._width
         chunks = compose({i: len(self.clients[i].train) for i in present}, most)
         pile = ReplySpool()
         for i, d, state in self._share_out(name, chunks, present, states):
@@ -215,7 +214,7 @@ class Simulation(Runtime):
         mine = {i: list(range(k, count, len(self.ids))) for k, i in enumerate(self.ids[:count])}
         message = {"state": state, "parts": mine}
         nothing: dict[str, State] = {i: {} for i in mine}
-        answers = self._share_out(":look", [[i] for i in mine], dict.fromkeys(mine, message), nothing)
+        answers = self._share_out(LOOK, [[i] for i in mine], dict.fromkeys(mine, message), nothing)
         done = {i: d for i, d, _ in answers}
         found: dict[int, Tensor | None] = {}
         for i, own in mine.items():
@@ -224,7 +223,7 @@ class Simulation(Runtime):
             found |= zip(own, done[i].reply, strict=True)
         return joined(found[k] for k in range(count))
 
-    def deliver(self, posts: Mapping[str, Post], name: str) -> Mail:
+    def deliver(self, posts: Mapping[str, Post], name: StepName) -> Mail:
         """As on a network, each looks at the letters that are to be pooled before it reads them; numbers were looked at."""
         mail = super().deliver(posts, name)
         assert self._method is not None
@@ -237,7 +236,7 @@ class Simulation(Runtime):
             for letter in boxes[me].values():
                 seen[id(letter)] = seen.get(id(letter)) or wire.facts(letter)
             for sender, why in mismatched({i: seen[id(letter)] for i, letter in boxes[me].items()}, me).items():
-                self.ledger.notes.append({"node": me, "step": name, "note": why})
+                self.ledger.notes.append({"node": me, "step": str(name), "note": why})
                 del boxes[me][sender]
         return Mail(boxes)
 

@@ -1,9 +1,7 @@
-"""The nodes' side of every runtime: find a step by its name, run it at nodes, perform the fits they yield.
+"""The nodes' side of every runtime: find a step by its name, run it at nodes, and train the fits they yield.
 
 Steps are found by name because code never travels: a worker, a cluster node and a hospital each have the method already.
-Besides the method's own steps there are some that belong to the framework: `:evaluate`, by which nodes examine models; `:look`, by
-which a simulator's processes share the common test set; and for peers `:adopt`, by which every node takes up the first state, and
-`spread:train` and `gather:combine`, the two halves of `pool` where every node aggregates for itself.
+`kilter.runtimes.step_names` lists the kinds of steps: the method's, the framework's, and the two halves of `pool` between peers.
 """
 
 from __future__ import annotations
@@ -20,9 +18,14 @@ from kilter.fast.fits import run as run_fits
 from kilter.records.wire import Facts
 from kilter.runtimes.evaluation import Look, examine, looked, predict_part
 from kilter.runtimes.robust import robust
+from kilter.runtimes.step_names import ADOPT, EVALUATE, LOOK, StepKind, StepName
 
 POOL = "~pool"  # where a peer keeps its own state of `pool`
-Work = Generator[Any, Any, Any]  # a step under way; what it yields is a request, and what it is sent the answer
+RunningStep = Generator[Any, Any, Any]  # yields requests (Fit, Look) and is sent the answers
+
+
+class Absent(Exception):
+    """A node gave no usable reply; the message says why. Runtimes record it and go on. Methods never raise it."""
 
 
 @dataclass
@@ -45,10 +48,9 @@ class Done:
         self.kept = reply
 
 
-def resolve(method: Method, name: str) -> Step:
+def resolve(method: Method, name: StepName) -> Step:
     """The step of this name: the method's own or the framework's."""
-    kind, _, inner = name.rpartition(":")
-    if name == ":evaluate":
+    if name == EVALUATE:
         return lambda node, message: examine(
             method,
             node,
@@ -57,18 +59,18 @@ def resolve(method: Method, name: str) -> Step:
             isinstance(message["state"], AtNodes),
             message.get("seen"),
         )
-    if name == ":look":
+    if name == LOOK:
         return lambda node, message: _look(method, node, message)
-    if name == ":adopt":
+    if name == ADOPT:
         return _adopt
-    found: Any = getattr(method, inner, None)
-    if not getattr(found, "is_step", False):
+    step: Any = getattr(method, name.step, None)
+    if not getattr(step, "is_step", False):
         raise Mistake(f"The method '{type(method).__name__}' has no step '{name}'.")
-    if kind == "spread":
-        return lambda node, message: _spread(method, found, node, message)
-    if kind.partition(":")[0] == "gather":
-        return lambda node, message: _gather(found, node, message, kind.partition(":")[2])
-    return found
+    if name.kind is StepKind.SPREAD:
+        return lambda node, message: _spread(method, step, node, message)
+    if name.kind is StepKind.GATHER:
+        return lambda node, message: _gather(step, node, message, name.robust)
+    return step
 
 
 def _own(node: Node, state: Tree) -> Tree:
@@ -82,7 +84,7 @@ def _look(method: Method, node: Node, message: Tree) -> list[Tree]:
     return [predict_part(method, message["state"], node.bench, part) for part in message["parts"][node.id]]
 
 
-def _run(out: Any) -> Work:
+def _run(out: Any) -> RunningStep:
     """A step's outcome, whether it yields requests or returns at once."""
     return (yield from out) if isgenerator(out) else out
 
@@ -108,14 +110,14 @@ def _gather(step: Any, node: Node, box: dict[str, Tree], rule: str) -> Generator
         node.state[POOL] = yield from _run(step(node, node.state[POOL], replies))
 
 
-def perform(step: Step, nodes: Sequence[Node], messages: Sequence[Tree]) -> list[Done]:
-    """Run a step at these nodes side by side; what they ask for together, fits or looks, is performed together."""
+def run_step(step: Step, nodes: Sequence[Node], messages: Sequence[Tree]) -> list[Done]:
+    """Run a step at these nodes side by side. Fits and looks that several nodes request at once are computed together."""
     done = [Done() for _ in nodes]
-    waiting: dict[int, tuple[Work, Fit | Look]] = {}
+    waiting: dict[int, tuple[RunningStep, Fit | Look]] = {}
 
-    def advance(k: int, work: Work, answer: Any) -> None:
+    def advance(k: int, running: RunningStep, answer: Any) -> None:
         try:
-            waiting[k] = work, work.send(answer)
+            waiting[k] = running, running.send(answer)
         except StopIteration as end:
             done[k].reply = end.value
         except Exception as e:
