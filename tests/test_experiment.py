@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from kilter import Mistake, federate
 from kilter.experiment import Experiment, read_toml
-from kilter.options import comments
 from kilter.train import SGD
 
 SMALL = {"rows": 300, "clients": 3, "rounds": 2, "model": "linear", "partition": "iid"}
@@ -41,11 +40,22 @@ def test_written_file_repeats_the_run(tmp_path):
         ({"clients": 2.5}, "whole number"),
         ({"clients": -1}, "at least 0"),
         ({"rounds": 0}, "at least 1"),
-        ({"cohort": 0.0}, "share of the clients"),
-        ({"cohort": float("nan")}, "share of the clients"),
-        ({"missing": 1.0}, "probability"),
-        ({"local": {"lr": -1}}, "lr must be positive"),
-        ({"local": {"lr": float("nan")}}, "lr must be positive"),
+        ({"cohort": 0.0}, "cohort of the experiment must be above 0 and at most 1, not 0.0"),
+        ({"cohort": float("nan")}, "finite number above 0 and at most 1, not nan"),
+        ({"missing": 1.0}, "missing of the experiment must be at least 0 and below 1, not 1.0"),
+        ({"valid": 1.0}, "valid of the experiment must be at least 0 and below 1, not 1.0"),
+        ({"test": -0.1}, "test of the experiment must be at least 0 and below 1, not -0.1"),
+        ({"local": {"lr": -1}}, "lr of SGD must be above 0, not -1.0"),
+        ({"local": {"lr": float("nan")}}, "lr of SGD must be a finite number above 0, not nan"),
+        ({"local": {"momentum": 1}}, "momentum of SGD must be at least 0 and below 1, not 1.0"),
+        ({"local": {"epochs": 0}}, "epochs of SGD must be at least 1, not 0"),
+        ({"method": "fedprox", "settings": {"mu": -1}}, "mu of FedProx must be at least 0, not -1.0"),
+        ({"method": "fedprox", "settings": {"mu": "nan"}}, "mu of FedProx must be a finite number at least 0, not nan"),
+        ({"method": "fedsbme", "settings": {"server_batch": -3}}, "server_batch of FedSBME must be at least 0, not -3"),
+        (
+            {"method": "feddisk", "settings": {"a_min": 20}},
+            "a_min of FedDisk must be .* at most a_max, not 20.0 .a_max is 10.0",
+        ),
         ({"local": {"lr": True}}, "takes a number"),
         ({"local": {"learning_rate": 0.1}}, "field of the sgd optimiser"),
         ({"local": 3}, "table of fields"),
@@ -90,11 +100,6 @@ def test_rows_are_the_same_for_every_seed_and_splits_are_not():
     assert a.dataset().train.tolist() == b.dataset().train.tolist()
     assert len(a.dataset().train) == 300
     assert a.split().clients["c00"].train.index.tolist() != b.split().clients["c00"].train.index.tolist()
-
-
-def test_help_comes_from_the_comment_behind_a_field():
-    assert comments(SGD)["lr"] == "learning rate"
-    assert comments(SGD)["momentum"] == "of past gradients in each step"
 
 
 def test_adam_is_one_word_away():

@@ -23,7 +23,7 @@ from kilter.errors import Mistake, unknown
 from kilter.experiment import PLANS, Experiment
 from kilter.methods import methods as all_methods
 from kilter.models import MODELS
-from kilter.options import comments, default, options
+from kilter.options import choices, declaration, default
 from kilter.records.run_folder import Store, write
 from kilter.report.progress import Progress
 from kilter.report.result import result_table, show_result
@@ -77,7 +77,7 @@ def experiment_options(command: Callable[..., None]) -> Callable[..., None]:
             if f.name in ("settings", "local") or f.name in found:
                 continue
             like = default(f)
-            text = comments(kind).get(f.name, "") + (f" ({', '.join(options(f))})" if options(f) else "")
+            text = declaration(f).help + (f" ({', '.join(choices(f))})" if choices(f) else "")
             flag = f"--{f.name.replace('_', '-')}"
             option = typer.Option(flag, help=text, show_default=str(like) if like != "" else False)
             # None tells "not given", so that a file's values are only overridden by what was typed

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 import torch
 from torch import Tensor
 
+from kilter.options import check, option
 from kilter.seeds import derive, generator
 
 if TYPE_CHECKING:
@@ -269,11 +270,14 @@ class Method(ABC):
 
     task: Task
     local: Plan  # how a node trains
-    cohort: float = 1.0  # share of the nodes that take part in a round
+    cohort: float = option(1.0, "Share of the nodes that take part in a round.", above=0, at_most=1)
 
     needs: ClassVar[frozenset[str]] = (
         frozenset()
-    )  # of {"public", "aggregator", "everyone"}: checked before a run starts
+    )  # of {"public", "aggregator", "everyone"}; checked before a run starts
+
+    def __post_init__(self) -> None:
+        check(self, type(self).__name__)
 
     @abstractmethod
     def setup(self, fed: Federation) -> Tree:

@@ -6,7 +6,7 @@ import platform
 import subprocess
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +26,7 @@ from kilter.federate import CHECKPOINT_SECONDS, Result, Watch, federate
 from kilter.methods import find
 from kilter.models import build as build_model
 from kilter.models import load_weights
-from kilter.options import fill, own_fields
+from kilter.options import check, check_values, fill, option, own_fields
 from kilter.records.run_folder import Store
 from kilter.runtimes.base import Runtime
 from kilter.runtimes.robust import parse as parse_robust
@@ -43,30 +43,31 @@ PLANS: dict[str, type[Plan]] = {"sgd": SGD, "adam": Adam}
 class Experiment:
     """One run, up to where it happens."""
 
-    method: str = "fedavg"  # a name of `kilter methods`, or my_method.py:MyMethod
-    settings: dict[str, Any] = field(
-        default_factory=dict
-    )  # the method's own fields (on the command line: --set mu=0.1)
-    data: str = "digits"  # a name of `kilter datasets`, or a file or folder of your own
-    rows: int = 0  # use only this many training rows, the same for every seed; 0: all
-    partition: str = "dirichlet:0.5"  # a rule of `kilter partitions`
-    clients: int = 10  # how many; 0 with natural partitions: all there are
-    valid: float = 0.1  # share of a client's rows for validation
-    test: float = 0.15  # share of a client's rows for its own test
-    public: int = 0  # rows of each class that the aggregator holds
-    public_file: str = ""  # or a file of your own with such rows
-    model: str = "cnn"  # a name of `kilter models`, or my_model.py:Net
-    weights: str = ""  # pre-trained weights: a .safetensors or .pt file
-    optimiser: Literal["sgd", "adam"] = "sgd"  # how a client trains
-    local: dict[str, Any] = field(default_factory=dict)  # the optimiser's fields (on the command line: --lr 0.01 ...)
-    rounds: int = 20  # how many
-    cohort: float = 1.0  # share of the clients in each round
-    topology: str = "star"  # star, rotating, full, ring, regular:4, random:0.3, small-world:4:0.1, edges:FILE
-    robust: str = ""  # against lying clients: clip:1, median, trimmed:0.2 or krum:0.2 on what is pooled
-    missing: float = 0.0  # probability that a client does not answer a call (simulated)
-    seed: int = 0  # of everything that is drawn
-    evaluate_every: int = 1  # rounds between evaluations; the last round is always evaluated
-    patience: int = 0  # stop after this many evaluations without a better validation score; 0: never
+    method: str = option("fedavg", "A method listed by `kilter methods`, or my_method.py:MyMethod.")
+    settings: dict[str, Any] = option({}, "The method's own settings (on the command line: --set mu=0.1).")
+    data: str = option("digits", "A data set listed by `kilter datasets`, or your own file or folder.")
+    rows: int = option(0, "Use only this many training rows, the same for every seed; 0: all.", at_least=0)
+    partition: str = option("dirichlet:0.5", "A rule listed by `kilter partitions`.")
+    clients: int = option(10, "Number of clients; 0 with natural partitions: as many as the data has.", at_least=0)
+    valid: float = option(0.1, "Share of a client's rows used for validation.", at_least=0, below=1)
+    test: float = option(0.15, "Share of a client's rows used for its own test.", at_least=0, below=1)
+    public: int = option(0, "Rows of each class that the aggregator holds.", at_least=0)
+    public_file: str = option("", "A file with the aggregator's rows, instead of --public.")
+    model: str = option("cnn", "A model listed by `kilter models`, or my_model.py:Net.")
+    weights: str = option("", "Pre-trained weights: a .safetensors or .pt file.")
+    optimiser: Literal["sgd", "adam"] = option("sgd", "Optimiser of the clients.")
+    local: dict[str, Any] = option({}, "The optimiser's settings (on the command line: --lr 0.01 ...).")
+    rounds: int = option(20, "Number of rounds.", at_least=1)
+    cohort: float = option(1.0, "Share of the clients that take part in a round.", above=0, at_most=1)
+    topology: str = option("star", "A topology listed by `kilter topologies`, such as ring, regular:4 or edges:FILE.")
+    robust: str = option("", "Defence against malicious clients: clip:1, median, trimmed:0.2 or krum:0.2.")
+    missing: float = option(0.0, "Probability that a client does not answer a call (simulated).", at_least=0, below=1)
+    seed: int = option(0, "Seed of every random choice.", at_least=0)
+    evaluate_every: int = option(1, "Rounds between evaluations; the last round is always evaluated.", at_least=1)
+    patience: int = option(0, "Stop after this many evaluations without improvement; 0: never.", at_least=0)
+
+    def __post_init__(self) -> None:
+        check(self, "the experiment")
 
     # Reading and writing -------------------------------------------------------------------------------------------
 
@@ -94,29 +95,9 @@ class Experiment:
 
     def checked(self) -> Experiment:
         """Names and numbers that cannot work are refused before anything is loaded; paths become absolute."""
-        for name, least in (
-            ("clients", 0),
-            ("rounds", 1),
-            ("rows", 0),
-            ("public", 0),
-            ("evaluate_every", 1),
-            ("patience", 0),
-            ("seed", 0),
-        ):
-            if getattr(self, name) < least:
-                raise Mistake(f"{name} must be at least {least}, not {getattr(self, name)}.")
-        if not 0 < self.cohort <= 1:
-            raise Mistake(f"The cohort is a share of the clients, above 0 and at most 1, not {self.cohort:g}.")
-        if not 0 <= self.missing < 1:
-            raise Mistake(f"missing is a probability below 1, not {self.missing:g}.")
         if self.robust:
             parse_robust(self.robust)
         settings, plan = self._settings()
-        for name, number in asdict(plan).items():
-            if not 0 <= number < float("inf") or (name in ("lr", "epochs") and number == 0):
-                raise Mistake(
-                    f"{name} must be {'positive' if name in ('lr', 'epochs') else 'at least 0'}, not {number}."
-                )
         if self.clients and not self.topology.startswith("edges:"):
             topology(self.topology, [str(k) for k in range(self.clients)], self.seed)
         if self.public and self.public_file:
@@ -140,7 +121,9 @@ class Experiment:
         mine = {k: v for k, v in self.settings.items() if k in own}
         theirs = {k: v for k, v in self.settings.items() if k not in own}
         plan = planned(**fill(planned, {**self.local, **theirs}, f"{self.optimiser} optimiser"))
-        return fill(kind, mine, f"method {self.method}", own), plan
+        settings = fill(kind, mine, f"method {self.method}", own)
+        check_values(own.values(), settings, kind.__name__)
+        return settings, plan
 
     def write(self) -> str:
         """As the TOML file that repeats it."""

@@ -1,34 +1,82 @@
-"""Hyper-parameters are typed dataclass fields with a default and a short comment; files and the command line are made from them."""
+"""Settings as data: a dataclass field with a default, a help text and a range.
+
+`Experiment`, the optimisers and every method declare their settings with `option(...)`. TOML files, the command line and Python
+use the same declarations and pass the same checks. A plain dataclass default (`mu: float = 0.1`) works too: it has no help text and
+takes any finite value of its type.
+"""
 
 from __future__ import annotations
 
-import inspect
-import re
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, fields
-from functools import cache
-from typing import Any, Literal, get_args, get_origin
+from dataclasses import MISSING, Field, dataclass, field, fields
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 from kilter.errors import Mistake, unknown
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
-@cache
-def comments(kind: type) -> dict[str, str]:
-    """The comment behind each field of a dataclass, its bases' first: the help of the command line."""
-    found: dict[str, str] = {}
-    for base in reversed(kind.__mro__[:-1]):
-        try:
-            source = inspect.getsource(base)
-        except (OSError, TypeError):
-            continue
-        for name, text in re.findall(r"^    (\w+): [^#\n]*#\s*(.+)$", source, re.MULTILINE):
-            found[name] = text.strip()
-    return found
+T = TypeVar("T")
+Bound = float | str | None  # a number, or the name of another field
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a declaration says about a setting, beyond its name, type and default."""
+
+    help: str = ""
+    at_least: Bound = None
+    above: Bound = None
+    at_most: Bound = None
+    below: Bound = None
+
+    def bounds(self) -> list[tuple[str, float | str]]:
+        """The bounds that are set, in words: [("at least", 0), ("below", 1)]."""
+        names = ("at_least", "above", "at_most", "below")
+        return [(name.replace("_", " "), getattr(self, name)) for name in names if getattr(self, name) is not None]
+
+    def range(self) -> str:
+        """The range in words.
+
+        >>> Option(at_least=0, below=1).range()
+        'at least 0 and below 1'
+        """
+        return " and ".join(f"{name} {bound}" for name, bound in self.bounds())
+
+
+def option(
+    default: T,
+    help: str = "",
+    *,
+    at_least: Bound = None,
+    above: Bound = None,
+    at_most: Bound = None,
+    below: Bound = None,
+) -> T:
+    """Declare a setting: `mu: float = option(0.01, "Strength of the proximal term; 0 is FedAvg.", at_least=0)`.
+
+    A bound may name another field: `a_min: float = option(0.1, "Smallest ratio.", above=0, at_most="a_max")`.
+    """
+    metadata = {"option": Option(help, at_least, above, at_most, below)}
+    if isinstance(default, dict | list):  # every instance gets its own
+        kind = type(default)
+        return field(default_factory=lambda: kind(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def declaration(field: Field[Any]) -> Option:
+    """The declaration of a field; an empty one for a plain dataclass default."""
+    declared = field.metadata.get("option")
+    return declared if isinstance(declared, Option) else Option()
 
 
 def default(field: Field[Any]) -> Any:
-    """A field's default value."""
-    return field.default_factory() if field.default_factory is not MISSING else field.default
+    """The default value of a field; None if it has none."""
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return None if field.default is MISSING else field.default
 
 
 def own_fields(kind: type, base: type) -> dict[str, Field[Any]]:
@@ -37,46 +85,102 @@ def own_fields(kind: type, base: type) -> dict[str, Field[Any]]:
     return {f.name: f for f in fields(kind) if f.name not in common}
 
 
-def options(field: Field[Any]) -> tuple[str, ...]:
-    """What a field of type Literal[...] may be; nothing for others."""
-    kind = field.type
+def choices(field: Field[Any]) -> tuple[str, ...]:
+    """The values of a field of type Literal[...]; empty for other types."""
+    kind: object = field.type
     if isinstance(kind, str):  # a module with postponed annotations keeps them as text
         kind = eval(kind, {"Literal": Literal}) if kind.startswith("Literal[") else object
     return get_args(kind) if get_origin(kind) is Literal else ()
 
 
-def convert(value: Any, field: Field[Any], of: str) -> Any:
-    """A value from a file or the command line as the field wants it, or a Mistake that says what it takes."""
+KINDS: dict[type, type] = {bool: bool, int: Integral, float: Real, str: str}  # by the type of the default
+
+
+# Checks ---------------------------------------------------------------------------------------------------------------
+
+
+def check(settings: DataclassInstance, of: str) -> None:
+    """Check every setting of an instance: type, choices, finite, range. A Mistake names the setting, the range and the value."""
+    check_values(fields(settings), vars(settings), of)
+
+
+def check_values(known: Iterable[Field[Any]], values: Mapping[str, Any], of: str) -> None:
+    """Check settings before there is an instance; a setting without a value has its default."""
+    known = list(known)
+    values = {f.name: default(f) for f in known} | dict(values)
+    for f in known:
+        value = values[f.name]
+        if allowed := choices(f):
+            if value not in allowed:
+                raise unknown(f"{f.name} of {of}", str(value), allowed)
+        elif (kind := _kind(default(f))) is not None:
+            if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+                raise _wrong_type(f, value, of)
+            if kind in (Integral, Real):
+                _check_range(f, values, of)
+
+
+def _kind(like: object) -> type | None:
+    """The type that values of a setting with this default must have; None: any."""
+    return next((kind for like_kind, kind in KINDS.items() if isinstance(like, like_kind)), None)
+
+
+def _check_range(field: Field[Any], values: Mapping[str, Any], of: str) -> None:
+    declared, value = declaration(field), values[field.name]
+    if value != value or abs(value) == math.inf:
+        words = f"a finite number {declared.range()}".strip()
+        raise Mistake(f"{field.name} of {of} must be {words}, not {value}.")
+    for name, bound in declared.bounds():
+        limit = values[bound] if isinstance(bound, str) else bound
+        inside = {"at least": value >= limit, "above": value > limit, "at most": value <= limit, "below": value < limit}
+        if not inside[name]:
+            limits = f" ({bound} is {limit})" if isinstance(bound, str) else ""
+            raise Mistake(f"{field.name} of {of} must be {declared.range()}, not {value}{limits}.")
+
+
+def _wrong_type(field: Field[Any], value: object, of: str) -> Mistake:
     like = default(field)
-    if choices := options(field):
-        if value not in choices:
-            raise unknown(f"{field.name} of {of}", str(value), choices)
+    wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "a list"}
+    kind = wanted.get(type(like), type(like).__name__)
+    return Mistake(f"{field.name} of {of} takes {kind} (such as {like!r}), not {value!r}.")
+
+
+# Values from files and the command line -------------------------------------------------------------------------------
+
+
+def convert(value: object, field: Field[Any], of: str) -> Any:
+    """A value from a file or the command line, converted to the type of the field's default."""
+    like = default(field)
+    if allowed := choices(field):
+        if value not in allowed:
+            raise unknown(f"{field.name} of {of}", str(value), allowed)
         return value
-    kind = type(like)
     try:
-        if kind is bool:
-            if isinstance(value, bool):
-                return value
-            return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
-        if kind is int and not (isinstance(value, str | int) and not isinstance(value, bool)):
-            raise ValueError
-        if kind is float and isinstance(value, bool):
-            raise ValueError
-        if kind is str and not isinstance(value, str):
-            raise ValueError
-        if kind is tuple:
-            words = value.split(",") if isinstance(value, str) else list(value)
-            return tuple(type(like[0])(w) if like else w for w in words)
-        return kind(value)
+        return _as_type(value, like)
     except (ValueError, KeyError, TypeError, OverflowError):
-        wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "a list"}.get(
-            kind, kind.__name__
+        raise _wrong_type(field, value, of) from None
+
+
+def _as_type(value: Any, like: Any) -> Any:
+    kind = type(like)
+    if kind is bool:
+        return (
+            value
+            if isinstance(value, bool)
+            else {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
         )
-        raise Mistake(f"{field.name} of {of} takes {wanted} (such as {like!r}), not {value!r}.") from None
+    if kind in (int, float) and (isinstance(value, bool) or (kind is int and not isinstance(value, str | int))):
+        raise ValueError
+    if kind is str and not isinstance(value, str):
+        raise ValueError
+    if isinstance(like, tuple):
+        words = value.split(",") if isinstance(value, str) else list(value)
+        return tuple(type(like[0])(w) if like else w for w in words)
+    return kind(value)
 
 
-def fill(kind: type, values: Mapping[str, Any], of: str, allowed: Iterable[str] | None = None) -> dict[str, Any]:
-    """Values for a dataclass' fields, checked: unknown names get the nearest right one."""
+def fill(kind: type, values: Mapping[str, object], of: str, allowed: Iterable[str] | None = None) -> dict[str, Any]:
+    """Convert values for the fields of a dataclass. An unknown name is refused with the nearest known one."""
     known = {f.name: f for f in fields(kind) if allowed is None or f.name in set(allowed)}
     for name in values:
         if name not in known:

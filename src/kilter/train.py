@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Self
 
@@ -23,6 +24,7 @@ from kilter.fast import foreach
 from kilter.fast.client_random import Dice
 from kilter.fast.memory_layout import channels_last
 from kilter.fast.single import Single
+from kilter.options import check, option
 from kilter.params import BUFFER
 from kilter.seeds import generator
 
@@ -31,12 +33,15 @@ from kilter.seeds import generator
 class Plan(ABC):
     """How a node trains: how long, in which batches, by which rule."""
 
-    lr: float = 0.01  # learning rate
-    epochs: int = 1  # passes over the node's rows
-    batch: int = 32  # rows in a step; 0: all of them
-    weight_decay: float = 0.0  # L2 penalty
-    clip: float = 0.0  # largest gradient norm; 0: no limit
-    decay: float = 1.0  # the learning rate is multiplied by this every round
+    lr: float = option(0.01, "Learning rate.", above=0)
+    epochs: int = option(1, "Passes over the node's rows in a round.", at_least=1)
+    batch: int = option(32, "Rows in a batch; 0: all rows.", at_least=0)
+    weight_decay: float = option(0.0, "Strength of the L2 penalty.", at_least=0)
+    clip: float = option(0.0, "Largest gradient norm; 0: no limit.", at_least=0)
+    decay: float = option(1.0, "Factor applied to the learning rate after every round.", above=0)
+
+    def __post_init__(self) -> None:
+        check(self, type(self).__name__)
 
     def steps(self, rows: int) -> int:
         """How many steps a node with this many rows takes."""
@@ -49,7 +54,11 @@ class Plan(ABC):
 
     def at(self, round: int) -> Self:
         """The plan of this round."""
-        return self if self.decay == 1.0 else replace(self, lr=self.lr * self.decay ** max(round - 1, 0))
+        if self.decay == 1.0:
+            return self
+        plan = copy(self)  # not `replace`, which checks ranges: after many rounds the rate may underflow to 0
+        object.__setattr__(plan, "lr", self.lr * self.decay ** max(round - 1, 0))
+        return plan
 
     def travel(self, rows: int) -> float:
         """How far a constant gradient of one moves a weight in a whole fit: (x - y) / travel is a mean gradient."""
@@ -70,7 +79,7 @@ class Plan(ABC):
 class SGD(Plan):
     """Stochastic gradient descent, with momentum if asked."""
 
-    momentum: float = 0.0  # of past gradients in each step
+    momentum: float = option(0.0, "Momentum.", at_least=0, below=1)
 
     @property
     def rate(self) -> float | None:
@@ -99,10 +108,10 @@ class SGD(Plan):
 class Adam(Plan):
     """Adam (Kingma, Ba), for density models and generators."""
 
-    lr: float = 1e-3
-    beta1: float = 0.9  # Adam's memory of gradients
-    beta2: float = 0.999  # Adam's memory of their squares
-    eps: float = 1e-8  # Adam's guard against division by zero
+    lr: float = option(1e-3, "Learning rate.", above=0)
+    beta1: float = option(0.9, "Adam's decay rate of the mean gradient.", at_least=0, below=1)
+    beta2: float = option(0.999, "Adam's decay rate of the mean squared gradient.", at_least=0, below=1)
+    eps: float = option(1e-8, "Adam's guard against division by zero.", above=0)
 
     def begin(self, weights: Sequence[Tensor]) -> list[list[Tensor]]:
         return [[torch.zeros_like(w) for w in weights] for _ in range(2)]

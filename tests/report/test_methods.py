@@ -56,4 +56,4 @@ def test_prices_and_the_table() -> None:
     text = str(found.columns[1]._cells[0])
     assert "keeps: nothing" in text
     assert "costs: 1.00 x" in text
-    assert "--set mu=0.01  strength of the pull; 0 is FedAvg" in text
+    assert "--set mu=0.01  Strength of the proximal term; 0 is FedAvg." in text

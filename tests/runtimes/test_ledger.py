@@ -108,7 +108,7 @@ def test_a_cohort_pays_alone() -> None:
 
 def test_steps_and_loss_are_summed_over_fits() -> None:
     clients = {"a": constant([[1.0]] * 4), "b": constant([[3.0]] * 2)}
-    run = method("fedavg", linear_task([1.0]), local=SGD(lr=0.0, batch=1))
+    run = method("fedavg", linear_task([1.0]), local=SGD(lr=1e-30, batch=1))
     record = federate(run, Simulation(clients), 1).rounds[1]
     assert record["steps"] == 6
     assert record["loss"] == pytest.approx((4 * 1 + 2 * 3) / 6)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kilter.blocks.clustering import Cluster, Linkage, bipartition, cosines, of
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
+from kilter.options import option
 from kilter.params import average, sub, vector, weights
 
 State = dict[str, Any]  # the clusters, and the longest update of round 1
@@ -29,12 +30,12 @@ class Clustered(Method):
 
     needs = frozenset({"aggregator"})
 
-    eps1: float = 0.4  # the mean update of a cluster that stands still is shorter than this
-    eps2: float = 1.6  # the longest update of a cluster at odds is longer than this
-    unit: Literal["relative", "absolute"] = "relative"  # both in lengths of round 1's longest update, or as they are
-    gamma: float = 0.0  # how much of an update may be noise; .7: sides must be at right angles or more; 0: no such test
-    warm: int = 20  # rounds without splits
-    linkage: Linkage = "complete"  # complete, as in the authors' code; single: the paper's optimal bipartition
+    eps1: float = option(0.4, "A cluster may split when its mean update is shorter than this.", at_least=0)
+    eps2: float = option(1.6, "... while its longest update is longer than this.", at_least=0)
+    unit: Literal["relative", "absolute"] = option("relative", "Unit of eps1 and eps2: round 1's longest update, or 1.")
+    gamma: float = option(0.0, "Share of noise in an update; 0.7: split only at right angles; 0: no test.", at_least=0)
+    warm: int = option(20, "Rounds before the first split.", at_least=0)
+    linkage: Linkage = option("complete", "complete: the authors' code; single: the paper's optimal bipartition.")
 
     def setup(self, fed: Federation) -> State:
         return {"clusters": [{"ids": list(fed.ids), "w": self.task.init(fed.seed)}], "longest": 0.0}

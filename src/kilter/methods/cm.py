@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kilter.blocks.clustering import Cluster, cosines, hdbscan, of
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
+from kilter.options import option
 from kilter.params import average, pick, sub, vector
 
 
@@ -23,10 +24,10 @@ class CM(Method):
 
     needs = frozenset({"aggregator"})
 
-    size: int = 2  # clients in the smallest cluster
-    samples: int = 1  # HDBSCAN's min_samples: how dense a cluster must be
-    warm: int = 1  # rounds of FedAvg first
-    once: bool = False  # keep the clusters of the first clustering
+    size: int = option(2, "Clients in the smallest cluster.", at_least=2)
+    samples: int = option(1, "HDBSCAN's min_samples: larger values make denser clusters.", at_least=1)
+    warm: int = option(1, "Rounds of FedAvg before the first clustering.", at_least=0)
+    once: bool = option(False, "Cluster only once.")
 
     def setup(self, fed: Federation) -> list[Cluster]:
         return [{"ids": list(fed.ids), "w": self.task.init(fed.seed)}]

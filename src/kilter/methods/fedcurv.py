@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kilter.blocks.fisher import fisher
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, step
+from kilter.options import option
 from kilter.params import add, apply, average, dot, scale, sub, weights, zeros
 
 State = dict[str, Any]  # w; U = sum_j I_j and V = sum_j I_j theta_j; whose, and from which round
@@ -24,7 +25,7 @@ class FedCurv(Method):
     Keeps: its own part of U and V, to take it out.  Sends: its model, I_k, I_k theta_k (3 x FedAvg), and its number of rows.
     """
 
-    lam: float = 0.01  # strength of the pull; 0 is FedAvg
+    lam: float = option(0.01, "Strength of the penalty; 0 is FedAvg.", at_least=0)
 
     def setup(self, fed: Federation) -> State:
         w = self.task.init(fed.seed)

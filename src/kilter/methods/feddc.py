@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, step
+from kilter.options import option
 from kilter.params import add, dot, mean, scale, sq_norm, sub, weights, zeros
 
 State = tuple[Params, Params, Params]  # the model w, the mean gradient g, and the mean drift h over all clients
@@ -23,7 +24,7 @@ class FedDC(Method):
 
     needs = frozenset({"aggregator"})
 
-    a: float = 0.01  # strength of the pull to w - h_k
+    a: float = option(0.01, "Strength of the pull towards w - h_k.", at_least=0)
 
     def setup(self, fed: Federation) -> State:
         w = self.task.init(fed.seed)

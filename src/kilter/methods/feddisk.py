@@ -12,6 +12,7 @@ from kilter.blocks.density.made import Kind, density_task, made_of
 from kilter.blocks.density.ratio import both, by_density, by_judge, effective_size, judge, loss_of, mean_one, settle
 from kilter.core import AtNodes, Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
 from kilter.errors import Mistake
+from kilter.options import option
 from kilter.params import average
 from kilter.seeds import derive
 from kilter.tasks import Task
@@ -35,20 +36,22 @@ class FedDisk(Method):
     Keeps: a weight for each training row.  Sends: its density model, its validation loss, its model, how many rows it trained on.
     """
 
-    rule: Literal["llr", "dre", "odds", "prob", "minmax2", "tri"] = "llr"  # how density models become weights
-    density: Literal["auto", "bernoulli", "gaussian"] = "auto"  # auto: bernoulli for images, gaussian for tables
-    start: Literal["seed", "global"] = "seed"  # where a client's own density model begins
-    hidden: int = 30  # hidden units of a density model; the paper: 30 MNIST, 50 X-ray, 400 FEMNIST
-    density_rounds: int = 50  # federated rounds of the density model, at most
-    density_epochs: int = 2  # local epochs of each, and between two looks at validation
-    own_epochs: int = 200  # epochs of a client's own density model, at most
-    density_patience: int = 2  # stop when validation has not improved for this many
-    density_lr: float = 1e-2  # of Adam
-    density_batch: int = 100  # rows in a step
-    tau: float = 0.0  # exponent of llr's ratio; 0: one over the number of features; 1: the ratio itself
-    delta: float = 0.01  # the judge's P is kept within delta..1-delta
-    a_min: float = 0.1  # least ratio
-    a_max: float = 10.0  # largest ratio; both 1: FedAvg
+    rule: Literal["llr", "dre", "odds", "prob", "minmax2", "tri"] = option("llr", "How densities become row weights.")
+    density: Literal["auto", "bernoulli", "gaussian"] = option("auto", "auto: bernoulli for images, else gaussian.")
+    start: Literal["seed", "global"] = option("seed", "Initial weights of a client's own density model.")
+    hidden: int = option(30, "Hidden units of a density model; the paper: 30 MNIST, 50 X-ray, 400 FEMNIST.", at_least=1)
+    density_rounds: int = option(50, "Most federated rounds of the density model.", at_least=0)
+    density_epochs: int = option(2, "Local epochs of a density round, and between two validations.", at_least=1)
+    own_epochs: int = option(200, "Most epochs of a client's own density model.", at_least=0)
+    density_patience: int = option(2, "Stop after this many validations without improvement.", at_least=1)
+    density_lr: float = option(1e-2, "Adam's learning rate for density models.", above=0)
+    density_batch: int = option(100, "Rows in a batch for density models; 0: all rows.", at_least=0)
+    tau: float = option(
+        0.0, "llr: exponent of the ratio; 0: one over the number of features; 1: the plain ratio.", at_least=0
+    )
+    delta: float = option(0.01, "Clip the classifier's probability to delta..1-delta.", at_least=0, below=0.5)
+    a_min: float = option(0.1, "Smallest ratio.", at_least=0, at_most="a_max")
+    a_max: float = option(10.0, "Largest ratio; a_min = a_max = 1 is FedAvg.", above=0)
 
     def setup(self, fed: Federation) -> Params:
         state: Tree = {"round": 0, "made": None, "best": None, "nll": math.inf, "stale": 0}

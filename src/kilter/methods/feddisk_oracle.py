@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kilter.blocks.density.ratio import both, by_judge, effective_size, judge, mean_one
 from kilter.core import Batch, Each, Federation, Fit, Method, Node, Params, Replies, Tree, step
+from kilter.options import option
 from kilter.params import average
 from kilter.seeds import generator
 
@@ -19,9 +20,9 @@ class FedDiskOracle(Method):
     Keeps: a weight for each training row.  Sends: ITS RAW DATA, once, and gets others'. For comparison only; it is in the books.
     """
 
-    delta: float = 0.01  # the judge's P is kept within delta..1-delta
-    a_min: float = 0.1  # least ratio
-    a_max: float = 10.0  # largest ratio; both 1: FedAvg
+    delta: float = option(0.01, "Clip the classifier's probability to delta..1-delta.", at_least=0, below=0.5)
+    a_min: float = option(0.1, "Smallest ratio.", at_least=0, at_most="a_max")
+    a_max: float = option(10.0, "Largest ratio; a_min = a_max = 1 is FedAvg.", above=0)
 
     needs = frozenset({"aggregator"})
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
 from kilter.errors import Mistake
+from kilter.options import option
 from kilter.params import average
 from kilter.seeds import derive
 
@@ -22,7 +23,7 @@ class FedEM(Method):
     Keeps: its mixture pi_k.  Sends: its M components (M x FedAvg), and how many rows it trained on.
     """
 
-    components: int = 3  # M; 1 is FedAvg
+    components: int = option(3, "Number of components M; 1 is FedAvg.", at_least=1)
 
     def setup(self, fed: Federation) -> list[Params]:
         w = [self.task.init(derive(fed.seed, "component", m) if m else fed.seed) for m in range(self.components)]

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Literal
 
 import numpy as np
@@ -15,7 +14,7 @@ from kilter.blocks.density import mixture
 from kilter.blocks.density.mixture import Floats
 from kilter.blocks.label_summary import Summary, count, flaw
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
-from kilter.errors import Mistake
+from kilter.options import option
 from kilter.params import average
 
 NIL = 1e-12  # a sum of weights below this says nothing
@@ -41,20 +40,13 @@ class FedEP(Method):
     Keeps: its summary; whoever aggregates keeps those received.  Sends: (theta_k, n_k) or its label counts; its model.
     """
 
-    alpha_mode: Literal["blend", "kl", "code", "code_exact"] = "blend"  # what a node's weight is made of
-    label_model: Literal["bin", "density", "hist"] = "bin"  # how a node's labels become masses of classes
-    g: float = 1.0  # blend: how much the distance of labels counts; 0 is FedAvg
-    eps: float = 1e-2  # mass given to every class; decides how far off a node with missing classes is
-    rho: float = 0.5  # components of a mixture, at most, as a share of the node's classes
-    v_floor: float = 1e-2  # smallest variance of a component
-    tolerance: float = 1e-6  # EM stops when the log-likelihood moves by less
-
-    def __post_init__(self) -> None:
-        for name in ("eps", "rho", "v_floor", "tolerance"):
-            if not 0 < getattr(self, name) < inf:
-                raise Mistake(f"{name} of fedep must be above 0, not {getattr(self, name)}.")
-        if not 0 <= self.g < inf:
-            raise Mistake(f"g of fedep must be at least 0, not {self.g}: below, weights would be negative.")
+    alpha_mode: Literal["blend", "kl", "code", "code_exact"] = option("blend", "How a node's weight is computed.")
+    label_model: Literal["bin", "density", "hist"] = option("bin", "How a node's labels become class masses.")
+    g: float = option(1.0, "blend: how much the label distance counts; 0 is FedAvg.", at_least=0)
+    eps: float = option(1e-2, "Mass added to every class; sets how distant a node with missing classes is.", above=0)
+    rho: float = option(0.5, "Most components of a mixture, as a share of the node's classes.", above=0)
+    v_floor: float = option(1e-2, "Smallest variance of a component.", above=0)
+    tolerance: float = option(1e-6, "EM stops when the log-likelihood changes by less.", above=0)
 
     def setup(self, fed: Federation) -> Params:
         return fed.pool(self.summarise, self.meet, self.task.init(fed.seed), view=self.nothing)

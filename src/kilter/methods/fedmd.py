@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Rows, Tree, step
+from kilter.options import option
 from kilter.params import mean
 from kilter.seeds import generator
 
@@ -27,11 +28,11 @@ class FedMD(Method):
 
     needs = frozenset({"public"})
 
-    align: int = 5000  # public rows in a round; all if there are fewer
-    match: Literal["mae", "mse"] = "mae"  # the distance between logits
-    pretrain: int = 10  # passes over the public rows before the first round
-    digest: int = 1  # passes over the chosen public rows in a round
-    digest_batch: int = 256  # rows in a step of digestion
+    align: int = option(5000, "Public rows in a round; all of them if there are fewer.", at_least=1)
+    match: Literal["mae", "mse"] = option("mae", "Distance between logits.")
+    pretrain: int = option(10, "Epochs on the public rows before the first round.", at_least=0)
+    digest: int = option(1, "Epochs on the round's public rows.", at_least=1)
+    digest_batch: int = option(256, "Rows in a batch of public rows; 0: all rows.", at_least=0)
 
     def setup(self, fed: Federation) -> State:
         state: State = {"logits": None, "round": 0, "public": {}, "has": []}
@@ -65,7 +66,7 @@ class FedMD(Method):
         if "public" in state:
             node.state["public"] = state["public"]
         w = self.own(node)
-        if "w" not in node.state:
+        if "w" not in node.state and self.pretrain:
             plan = replace(self.local, epochs=self.pretrain)
             w = yield node.fit(self.plain, w, plan, rows=self.public(node))
         if state["logits"] is not None:

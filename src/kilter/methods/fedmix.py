@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Rows, alone, step
+from kilter.options import option
 from kilter.params import average
 
 Means = dict[str, Tensor]  # "x", "y": means of some rows each
@@ -25,8 +26,8 @@ class FedMix(Method):
     Keeps: everyone's means.  Sends: once, means of at least `mash` of its rows; its model and how many rows it trained on.
     """
 
-    lam: float = 0.1  # share of the mean in the mixture; 0 is FedAvg
-    mash: int = 16  # fewest rows in a mean (all, if a node has fewer): what protects them
+    lam: float = option(0.1, "Share of the mean in the mixture; 0 is FedAvg.", at_least=0, at_most=1)
+    mash: int = option(16, "Fewest rows in a shared mean, for privacy; all rows if a node has fewer.", at_least=1)
 
     def setup(self, fed: Federation) -> State:
         state: State = {"w": self.task.init(fed.seed), "means": {}, "has": []}

@@ -10,6 +10,7 @@ from torch.nn.functional import linear, normalize
 
 from kilter.blocks.prototypes import class_means, consensus, likeness
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Rows, Tree, step
+from kilter.options import option
 from kilter.params import drop
 from kilter.seeds import generator
 
@@ -30,11 +31,12 @@ class FedPCL(Method):
 
     needs = frozenset({"public", "aggregator"})
 
-    tau: float = 0.07  # temperature
-    width: int = 64  # of the projection
-    pretrain: int = 50  # passes over the public rows that train the encoder; 0: use the network's initial weights
+    tau: float = option(0.07, "Temperature.", above=0)
+    width: int = option(64, "Width of the projection.", at_least=1)
+    pretrain: int = option(50, "Epochs that train the encoder on public rows; 0: keep its initial weights.", at_least=0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.pretrain:  # every node has the initial weights: no public rows, and no aggregator to train on them
             object.__setattr__(self, "needs", frozenset())
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Rows, Tree, step
+from kilter.options import option
 from kilter.params import average, sq_norm, sub, weights
 
 State = tuple[Params, dict[str, float]]  # the model w, and p_i of the nodes that took part last
@@ -31,11 +32,11 @@ class FedPDC(Method):
     Keeps: Q (`public`).  Sends: its model, and how many rows it trained on.
     """
 
-    correction: Literal["prox", "public", "scale", "constant"] = "prox"  # what a low score does to local training
-    lam: float = 0.1  # strength of the correction; the paper's grid: .1, 1, 5, 10
-    lam_schedule: Literal["fixed", "linear"] = "fixed"  # linear: 0.5 t, whatever lam
-    most: float = 10.0  # scale: largest factor
-    size_aware: bool = False  # weigh by n_i p_i, not by p_i alone (not the paper's)
+    correction: Literal["prox", "public", "scale", "constant"] = option("prox", "Effect of a low score on training.")
+    lam: float = option(0.1, "Strength of the correction; the paper's grid: 0.1, 1, 5, 10.", at_least=0)
+    lam_schedule: Literal["fixed", "linear"] = option("fixed", "linear: 0.5 t in round t, whatever lam is.")
+    most: float = option(10.0, "scale: largest factor.", above=0)
+    size_aware: bool = option(False, "Weight by n_i p_i instead of p_i (not in the paper).")
 
     needs = frozenset({"public"})
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, step
+from kilter.options import option
 from kilter.params import average, sq_norm, sub, weights
 
 
@@ -16,7 +17,7 @@ class FedProx(Method):
     Keeps: nothing.  Sends: its model, and how many rows it trained on.
     """
 
-    mu: float = 0.01  # strength of the pull; 0 is FedAvg
+    mu: float = option(0.01, "Strength of the proximal term; 0 is FedAvg.", at_least=0)
 
     def setup(self, fed: Federation) -> Params:
         return self.task.init(fed.seed)

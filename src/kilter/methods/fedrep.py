@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
 from kilter.errors import Mistake
+from kilter.options import option
 from kilter.params import average, drop, pick, weights
 
 
@@ -19,8 +20,8 @@ class FedRep(Method):
     Keeps: its head.  Sends: its body, and how many rows it trained on.
     """
 
-    head_epochs: int = 10  # passes that train the head, before the `epochs` that train the body
-    finish: bool = True  # in the last round all nodes train their heads only, and nothing is sent
+    head_epochs: int = option(10, "Epochs that train the head, before `epochs` that train the body.", at_least=1)
+    finish: bool = option(True, "In the last round all nodes train only their heads and send nothing.")
 
     def setup(self, fed: Federation) -> Params:
         phi = drop(self.task.init(fed.seed), self.task.part("head"))

@@ -15,7 +15,7 @@ from kilter.blocks import ensemble
 from kilter.blocks.ensemble import Ensemble
 from kilter.blocks.posterior import dirichlet, learning_rate, recount, sharpen, spread, swa, unit_spread
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Rows, Tree, step
-from kilter.errors import Mistake
+from kilter.options import option
 from kilter.params import average, mean, scale
 from kilter.seeds import derive, numpy_generator
 from kilter.train import Plan
@@ -48,35 +48,23 @@ class FedSBME(Method):
     Keeps: nothing.  Sends: theta_i, how many rows it trained on, and s2_i if kappa > 0 (then twice FedAvg's upload).
     """
 
-    posterior: Literal["gaussian", "dirichlet"] = "gaussian"  # what models are sampled from
-    samples: int = 4  # M
-    kappa: float = 0.0  # gaussian: share of the spread within clients; 0 sends no variances
-    scale: float = 1.0  # gaussian: of the noise
-    norm_deltas: bool = False  # gaussian: spread of unit-length steps as in FedBE's code (which has scale = 0.1)
-    gamma: float = 1.0  # dirichlet: concentration
-    dirichlet_mode: Literal["reweight", "size_concentration"] = (
-        "reweight"  # size_concentration: samples have the right mean
-    )
-    server_mode: Literal["supervised", "distill", "both", "average"] = (
-        "supervised"  # what the server does with its rows
-    )
-    server_epochs: int = 5  # passes over the server's rows in a round
-    server_lr: float = 0.01  # constant
-    server_batch: int = 128  # rows in a step of the server
-    pretrain: int = 5  # epochs of the server before the first round
-    temperature: float = 0.5  # distill: below 1 sharpens
-    swa_start: float = 0.5  # share of a fit's epochs after which weights are averaged; 1: plain SGD
-    lr_schedule: Literal["fedbe", "literal", "constant"] = "fedbe"  # of the clients' learning rate
+    posterior: Literal["gaussian", "dirichlet"] = option("gaussian", "Distribution from which models are sampled.")
+    samples: int = option(4, "Number of sampled models M.", at_least=0)
+    kappa: float = option(0.0, "gaussian: weight of the variance within clients; 0 sends no variances.", at_least=0)
+    scale: float = option(1.0, "gaussian: scale of the noise.", at_least=0)
+    norm_deltas: bool = option(False, "gaussian: spread of unit-length updates, as in FedBE's code (with scale 0.1).")
+    gamma: float = option(1.0, "dirichlet: concentration.", above=0)
+    dirichlet_mode: Literal["reweight", "size_concentration"] = option("reweight", "size_concentration: unbiased.")
+    server_mode: Literal["supervised", "distill", "both", "average"] = option("supervised", "How the server trains.")
+    server_epochs: int = option(5, "Epochs on the server's rows in a round; 0: none.", at_least=0)
+    server_lr: float = option(0.01, "The server's learning rate; constant.", above=0)
+    server_batch: int = option(128, "Rows in a batch at the server; 0: all rows.", at_least=0)
+    pretrain: int = option(5, "Epochs the server trains before the first round.", at_least=0)
+    temperature: float = option(0.5, "distill: temperature; below 1 sharpens.", above=0)
+    swa_start: float = option(0.5, "Share of the epochs before weight averaging starts; 1: plain SGD.", at_least=0)
+    lr_schedule: Literal["fedbe", "literal", "constant"] = option("fedbe", "Schedule of the clients' learning rate.")
 
     needs = frozenset({"public", "aggregator"})
-
-    def __post_init__(self) -> None:
-        for name, least in (("samples", 0), ("kappa", 0), ("server_epochs", 0), ("pretrain", 0), ("swa_start", 0)):
-            if getattr(self, name) < least:
-                raise Mistake(f"{name} of fedsbme must be at least {least}, not {getattr(self, name)}.")
-        for name in ("gamma", "temperature", "server_lr"):
-            if getattr(self, name) <= 0:
-                raise Mistake(f"{name} of fedsbme must be above 0, not {getattr(self, name)}.")
 
     def setup(self, fed: Federation) -> State:
         return State(theta=fed.hub(self.begin), ensemble=None, lr=self.local.lr)

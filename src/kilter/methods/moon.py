@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, step
+from kilter.options import option
 from kilter.params import average
 
 
@@ -21,9 +22,9 @@ class Moon(Method):
     Keeps: its last local models.  Sends: its model, and how many rows it trained on.
     """
 
-    mu: float = 1.0  # weight of the contrast; 0 is FedAvg
-    tau: float = 0.5  # temperature
-    buffer: int = 1  # how many past local models are kept
+    mu: float = option(1.0, "Weight of the contrastive loss; 0 is FedAvg.", at_least=0)
+    tau: float = option(0.5, "Temperature.", above=0)
+    buffer: int = option(1, "Past local models a node keeps.", at_least=1)
 
     def setup(self, fed: Federation) -> Params:
         return self.task.init(fed.seed)

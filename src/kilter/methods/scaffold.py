@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, step
+from kilter.options import option
 from kilter.params import add, dot, mean, move, scale, sub, weights, zeros
 
 State = tuple[Params, Params]  # the model x and the control variate c
@@ -19,7 +20,7 @@ class Scaffold(Method):
     Keeps: its control variate c_i.  Sends: its model and the change of c_i (twice FedAvg's traffic).
     """
 
-    server_lr: float = 1.0  # how far the server goes towards the mean
+    server_lr: float = option(1.0, "Server learning rate: the step towards the mean.", at_least=0)
 
     def setup(self, fed: Federation) -> State:
         x = self.task.init(fed.seed)

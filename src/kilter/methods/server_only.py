@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kilter.blocks.posterior import recount, swa
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Tree, step
+from kilter.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,11 +17,11 @@ class ServerOnly(Method):
     Keeps: nothing.  Sends: nothing.
     """
 
-    server_epochs: int = 5  # passes over the server's rows in a round
-    server_lr: float = 0.01  # constant
-    server_batch: int = 128  # rows in a step of the server
-    pretrain: int = 5  # epochs of the server before the first round
-    swa_start: float = 0.5  # share of a fit's epochs after which weights are averaged; 1: plain SGD
+    server_epochs: int = option(5, "Epochs on the server's rows in a round.", at_least=1)
+    server_lr: float = option(0.01, "The server's learning rate; constant.", above=0)
+    server_batch: int = option(128, "Rows in a batch at the server; 0: all rows.", at_least=0)
+    pretrain: int = option(5, "Epochs the server trains before the first round.", at_least=0)
+    swa_start: float = option(0.5, "Share of the epochs before weight averaging starts; 1: plain SGD.", at_least=0)
 
     needs = frozenset({"public", "aggregator"})
 

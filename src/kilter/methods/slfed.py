@@ -13,6 +13,7 @@ from kilter.blocks.gan import GAN
 from kilter.blocks.secure_sum import SCHEMES, Scheme, desk, looking_like, quantised
 from kilter.blocks.subjective_logic import Opinion, discount, from_evidence, fuse_all, is_opinion, threshold
 from kilter.core import Batch, Federation, Fit, Mail, Method, Node, Params, Post, Tree, as_float, step
+from kilter.options import option
 from kilter.params import weights
 from kilter.seeds import generator
 from kilter.train import Adam
@@ -36,14 +37,14 @@ class SLFed(Method):
 
     needs = frozenset({"everyone"})
 
-    subset: int = 2  # DS: how many others a peer draws each round
-    prior: float = 1.0  # evidence for and against at the start; 1 as printed, 0 knows nothing
-    pictures: int = 1000  # how many a GAN paints
-    refresh: int = 4  # rounds between trainings of the GAN
-    frozen: int = 20  # the round after which the GAN stays as it is
-    gan_epochs: int = 3  # passes in one training of the GAN
-    share: Literal["ring", "once", "threshold", "scalar"] = "ring"  # how contributions are hidden
-    trust: float = 0.6  # share="threshold": part of the contributors whose sums suffice
+    subset: int = option(2, "DS: how many others a peer draws each round.", at_least=1)
+    prior: float = option(1.0, "Initial evidence for and against; 1 as printed, 0: complete uncertainty.", at_least=0)
+    pictures: int = option(1000, "Pictures a GAN generates.", at_least=1)
+    refresh: int = option(4, "Rounds between trainings of the GAN.", at_least=1)
+    frozen: int = option(20, "Last round in which the GAN is trained.", at_least=1)
+    gan_epochs: int = option(3, "Epochs in one training of the GAN.", at_least=1)
+    share: Literal["ring", "once", "threshold", "scalar"] = option("ring", "How contributions are hidden.")
+    trust: float = option(0.6, "threshold: share of the contributors whose sums suffice.", above=0, at_most=1)
 
     def setup(self, fed: Federation) -> None:
         return None

@@ -14,7 +14,7 @@ from rich.text import Text
 from kilter.core import Data, Method, Rows
 from kilter.errors import Mistake
 from kilter.models import build
-from kilter.options import comments, default, own_fields
+from kilter.options import declaration, default, own_fields
 from kilter.runtimes.simulation import Simulation
 from kilter.seeds import generator
 from kilter.tasks import Task
@@ -81,13 +81,13 @@ def table(kinds: Mapping[str, type[Method]], measured: bool) -> Table:
     found = costs(kinds) if measured else {}
     made = Table("method", "", box=None, header_style="bold", pad_edge=False, show_header=False)
     for name, kind in kinds.items():
-        said, help_ = about(kind), comments(kind)
+        said = about(kind)
         lines = [said.paper, f"keeps: {said.keeps}", f"sends: {said.sends}"]
         if name in found:
             lines.append(f"costs: {price(found[name])}")
         lines.append(f"under: {', '.join(topologies(kind))}")
         own = own_fields(kind, Method).values()
-        lines += [f"--set {f.name}={default(f)}  {help_.get(f.name, '')}" for f in own]
+        lines += [f"--set {f.name}={default(f)}  {declaration(f).help}" for f in own]
         made.add_row(Text(name, "bold"), Text("\n".join(lines)))
         made.add_row()
     return made
