@@ -1,6 +1,6 @@
-"""What all runtimes share: who takes part, whom a message reaches, what a reply must look like, what each topology pools.
+"""What all runtimes share: sampling, delivery of messages, checks on replies, and pooling under each topology.
 
-A runtime implements one method, `execute`: run the named step at these nodes.
+A runtime implements one function, `execute`: run the named step at these nodes.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ NOTHING = Rows({}, torch.empty(0, dtype=torch.int64))
 
 
 class Runtime(Federation):
-    """A federation over some topology, up to how steps are performed.
+    """A federation over some topology. Subclasses say how steps run.
 
-    `bench` is the common test set; `public` what the aggregator may hold.
+    `bench` is the common test set; `public` holds the rows that the aggregator may use.
     """
 
     def __init__(
@@ -60,38 +60,38 @@ class Runtime(Federation):
         self.round = 0
         self.topology = topology(spec, self.ids, seed)
         self.ledger = Ledger()
-        self.role = ""  # who holds the aggregator's role (rotating)
-        self.robust = ""  # what is done to replies before they are combined (kilter.runtimes.robust)
+        self.role = ""  # the node that aggregated last (rotating)
+        self.robust = ""  # the rule for robust aggregation (kilter.runtimes.robust)
         self.plain = False  # whether accelerated code (kilter.fast) is switched off
-        self.clients: dict[str, Data] = {}  # whose data is here
+        self.clients: dict[str, Data] = {}  # data of the nodes that live in this process
         self.bench = bench
         self.public = public
-        self.states: dict[str, dict[str, Tree]] = {}  # what is kept here, the aggregator's own among it
-        self.changed: set[str] = set()  # whose state is newer than the last checkpoint
-        self.shared: dict[str, int] = {}  # how many processes shared each step the last time, where they do
+        self.states: dict[str, dict[str, Tree]] = {}  # states of the nodes that live here, the aggregator's included
+        self.changed: set[str] = set()  # nodes whose state is newer than the last checkpoint
+        self.shared: dict[str, int] = {}  # how many processes last shared each step
 
     @abstractmethod
     def execute(self, name: StepName, messages: Mapping[str, Tree]) -> Mapping[str, Done]:
-        """Run the step of this name at these nodes, each with its message."""
+        """Run the named step at these nodes, each with its message."""
 
     def bind(self, method: Method) -> None:
-        """Take up a method before its first step, on a clean page."""
+        """Prepare for a method: clear all state and check what the method needs."""
         self.round, self.role, self.ledger = 0, "", Ledger()
         self.states, self.changed = {}, set()
         if "public" in method.needs and not self.has_public:
             raise Mistake(
-                f"{type(method).__name__} gives the aggregator a small public data set: "
-                "set some rows of each class aside (--public 10) or give a file (--public-file)."
+                f"{type(method).__name__} needs a small public data set at the aggregator: "
+                "set aside some rows of each class (--public 10) or give a file (--public-file)."
             )
         if "everyone" in method.needs and any(len(n) < len(self.ids) - 1 for n in self.topology.neighbours.values()):
             raise Mistake(
-                f"In {type(method).__name__} anyone may write to anyone, which '{self.topology.spec}' does not allow: "
-                "use the topology full."
+                f"{type(method).__name__} needs links between all nodes, which the topology '{self.topology.spec}' lacks: "
+                "use --topology full."
             )
         if "aggregator" in method.needs and self.topology.kind == "peers":
             raise Mistake(
                 f"{type(method).__name__} needs one aggregator and so cannot run under '{self.topology.spec}': "
-                "use the topology star or rotating."
+                "use --topology star or rotating."
             )
 
     @property
@@ -116,36 +116,36 @@ class Runtime(Federation):
         return done.reply
 
     def node(self, name: str, step: StepName, round: int, state: dict[str, Tree]) -> Node:
-        """A node as its step sees it."""
+        """The node as its step sees it."""
         peers = self.topology.neighbours.get(name, ())
         data = self.clients.get(name, Data(NOTHING, NOTHING, NOTHING))
-        aggregates = self.topology.kind != "star" or name == SERVER  # now or in its turn
+        aggregates = self.topology.kind != "star" or name == SERVER  # now or in a later round
         public = self.public if aggregates else None
         # `spread:train` draws the same random numbers as `train`, so peers over a full graph give the star's results.
         return Node(name, data, self.seed, round, step.step, state, peers, public, self.bench)
 
     def look(self, method: Method, state: Tree) -> Tensor | None:
-        """What the global model says of the common test set; None if there is no such model."""
+        """The global model's outputs on the common test set; None without a global model."""
         assert self.bench is not None
         return joined(predict_part(method, state, self.bench, part) for part in range(parts(self.bench)))
 
     def after(self, round: int) -> int:
-        """The round that follows this one; a participant that was away skips to where the others are."""
+        """The next round. A participant that was away skips to the round of the others."""
         return round + 1
 
     def sample(self, cohort: float) -> tuple[str, ...]:
         if not 0 < cohort <= 1:
-            raise Mistake(f"The cohort is a share of the nodes, above 0 and at most 1, not {cohort}.")
+            raise Mistake(f"The cohort is a share of the nodes: above 0 and at most 1, not {cohort}.")
         k = max(1, round(cohort * len(self.ids)))
         if k == len(self.ids):
             return self.ids
-        # Everyone draws a lot by name, so the same nodes are chosen whatever the order they are listed in.
+        # Every node draws by name, so the choice does not depend on the order of the list.
         lots = derive_each([self.seed, self.round], self.ids, "sample")
         return tuple(self.ids[i] for i in sorted(lots.argsort(kind="stable")[:k]))
 
     @property
     def aggregator(self) -> str:
-        """The name of whoever aggregates in this round, where there is one."""
+        """The node that aggregates in this round, for topologies with one aggregator."""
         return SERVER if self.topology.kind == "star" else self.topology.aggregator(self.round, self.ids)
 
     def map(self, step: Step, message: Tree = None, to: Sequence[str] | None = None) -> Any:
@@ -159,7 +159,7 @@ class Runtime(Federation):
         training: bool = True,
         alike: bool = True,
     ) -> Any:
-        """`map`, by the step's name; `training=False` books its traffic as evaluation's; `alike`: replies have one shape."""
+        """`map`, by the step's name. `training=False` counts the traffic as evaluation; `alike`: replies must have one shape."""
         to = self._ordered(to)
         peers = self.topology.kind == "peers"
         if isinstance(message, Mail):
@@ -183,7 +183,7 @@ class Runtime(Federation):
         return Replies(replies, of=len(self.ids))
 
     def deliver(self, posts: Mapping[str, Post], name: StepName) -> Mail:
-        """Letters to those they are for; whoever they are not allowed to reach is a mistake of the method."""
+        """Sort letters by receiver. A letter to a node that is not a neighbour is a bug in the method."""
         boxes: dict[str, dict[str, Tree]] = {}
         for sender in self.ids:
             for receiver, letter in posts.get(sender, {}).items():
@@ -199,10 +199,9 @@ class Runtime(Federation):
     def _accept(
         self, name: StepName, done: Mapping[str, Done], training: bool, alike: bool
     ) -> tuple[dict[str, Tree | Unread], dict[str, int]]:
-        """Valid replies and their bytes; the others go on record with a reason.
+        """Valid replies and their sizes in bytes. The others are recorded with a reason.
 
-        The one shape of replies that are alike is the commonest, and none may be absurdly larger than most. One on
-        disk is read once, and not kept.
+        Where replies must have one shape, the most common one counts, and no norm may be far above the median.
         """
         step = str(name)
         replies: dict[str, Tree | Unread] = {}
@@ -229,11 +228,11 @@ class Runtime(Federation):
             for node, shape in shapes.items():
                 if shape != usual:
                     self.ledger.failed(
-                        node, step, f"its reply has another shape than the others': {_difference(shape, usual)}"
+                        node, step, f"its reply differs in shape from the others: {_difference(shape, usual)}"
                     )
                     del replies[node], norms[node], self.ledger.participants[node]
         for node in oversized(norms):
-            self.ledger.failed(node, step, f"its reply is absurdly large: a norm of {norms[node]:.1e}")
+            self.ledger.failed(node, step, f"its reply is far too large: a norm of {norms[node]:.1e}")
             del replies[node], self.ledger.participants[node]
         return replies, sizes
 
@@ -247,7 +246,7 @@ class Runtime(Federation):
     ) -> Tree:
         to = self._ordered(to)
         if self.topology.kind == "peers":
-            if not isinstance(state, AtNodes):  # the first round: all begin alike, also who is not chosen or not there
+            if not isinstance(state, AtNodes):  # first round: every node starts from this state, chosen or not
                 self.call(ADOPT, state, training=False)
             order = {"to": list(to), "view": view.__name__ if view else None}
             mail = self.call(StepName.spread(train.__name__), order, to)
@@ -259,49 +258,51 @@ class Runtime(Federation):
         message = Each({i: view(state, i) for i in to}) if view else state
         replies = self.call(StepName(train.__name__), message, to, alike=getattr(train, "alike", True))
         if not replies:
-            self.ledger.failed(self.aggregator, combine.__name__, "no valid reply came back: the state stays as it was")
+            self.ledger.failed(self.aggregator, combine.__name__, "no valid reply: the state is unchanged")
             return state
         self.ledger.exchanges += any(reply is not None for reply in replies.values())
         return self.hub(combine, state, robust(replies, self.robust))
 
     def _ordered(self, to: Sequence[str] | None) -> tuple[str, ...]:
-        """Always in the order of the federation's ids, so that sums do not depend on who was named first."""
+        """In the order of the federation's ids, so that sums do not depend on the order of the request."""
         wanted = set(self.ids if to is None else to)
         return tuple(i for i in self.ids if i in wanted)
 
     def _hand_over(self, state: Tree) -> None:
-        """The state travels with the role."""
+        """Send the state to the next aggregator."""
         if self.role and self.role != self.aggregator:
             self.ledger.letter(self.role, self.aggregator, wire.size(state))
         self.role = self.aggregator
 
 
-def joined(found: Iterable[Tensor | None]) -> Tensor | None:
-    """Outputs part by part as one, if there are any."""
-    outputs = [part for part in found if part is not None]
+def joined(parts: Iterable[Tensor | None]) -> Tensor | None:
+    """The parts as one tensor; None if there are none."""
+    outputs = [part for part in parts if part is not None]
     return torch.cat(outputs) if outputs else None
 
 
 @dataclass
-class Seen:
-    """What a state was at one moment; equal if it has not changed since."""
+class Fingerprint:
+    """A state at one moment. Two fingerprints are equal if the state has not changed in between."""
 
-    marks: list[Any]  # which tensors (and how often written to), which values, how they nest
-    held: list[Any] = field(compare=False, repr=False)  # the tensors: an id is one's own only while one lives
+    marks: list[Any]  # identity and version of tensors, plain values, structure
+    held: list[Any] = field(
+        compare=False, repr=False
+    )  # keeps the tensors alive, because ids are unique only among live objects
 
 
-def fingerprint(state: Tree) -> Seen:
-    """Tells whether a state was changed."""
+def fingerprint(state: Tree) -> Fingerprint:
+    """A fingerprint that shows whether a state changes."""
     if state == {}:
-        return Seen([], [])
-    found = list(trees.leaves(state))
-    marks = [(p, id(v), v._version) if isinstance(v, torch.Tensor) else (p, v) for p, v in found]
-    return Seen([*marks, trees.structure(state)], found)
+        return Fingerprint([], [])
+    leaves = list(trees.leaves(state))
+    marks = [(p, id(v), v._version) if isinstance(v, torch.Tensor) else (p, v) for p, v in leaves]
+    return Fingerprint([*marks, trees.structure(state)], leaves)
 
 
 def _difference(shape: tuple[Any, ...], usual: tuple[Any, ...]) -> str:
     extra = [s for s in shape[:-1] if s not in usual]
-    lacks = [s for s in usual[:-1] if s not in shape]
+    missing = [s for s in usual[:-1] if s not in shape]
     if extra:
         return f"{extra[0]} is not expected"
-    return f"{lacks[0]} is missing" if lacks else "it nests otherwise"
+    return f"{missing[0]} is missing" if missing else "the nesting differs"

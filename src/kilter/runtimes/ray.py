@@ -68,7 +68,7 @@ class Cluster(Simulation):
         self._terms = {"experiment": _absolute(experiment).write(), "facts": facts, "topology": asdict(self.topology)}
         self._ours = connect(address)
 
-    def hire(self) -> Seats:
+    def start_workers(self) -> Seats:
         return Seats(self._most, wire.encode(self._terms), *_rows(self.clients, self.bench, self.public))
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""The whole federation on one machine: in this process, or spread over persistent worker processes.
+"""The whole federation on one machine: in this process, or in several worker processes.
 
-Every fit runs on one torch thread, so the numbers are the same whatever the number of workers.
+Every fit uses one torch thread, so results do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from kilter.runtimes.worker_messages import Outcome, State
 from kilter.runtimes.workers import Workers
 from kilter.seeds import derive
 
-MANY = 100  # clients that are examined by one process at a time, if together they have no more than PART rows
+MANY = 100  # clients that one process evaluates at a time, if together they have at most PART rows
 
 
 @dataclass(frozen=True)
 class Missing:
-    """A fault rule: every call at a node fails with this probability, by chance of (seed, round, node, step)."""
+    """A fault rule: a call at a node fails with this probability, drawn from (seed, round, node, step)."""
 
     probability: float
 
@@ -50,7 +50,7 @@ Fault = Callable[[int, int, str, str], str | None]  # (seed, round, node, step) 
 
 
 class Pool(Protocol):
-    """Processes that perform steps, chunk by chunk, and give what comes of it as it comes."""
+    """Processes that run steps, chunk by chunk, and yield results as they arrive."""
 
     def run(
         self,
@@ -66,11 +66,11 @@ class Pool(Protocol):
 
 
 class Simulation(Runtime):
-    """Nodes of one machine, e.g. of `kilter.data.split(...)`.
+    """A federation simulated on one machine, for example with the clients of `kilter.data.split(...)`.
 
-    `clients` maps node ids to their data; `bench` is the common test set; `public` what the aggregator may hold; `faults` gives
-    a reason why a call at a node fails, or None. With `workers` > 1, steps run in that many processes; with "auto", in as
-    many as prove fastest. Several clients train in one computation (see `kilter.fast`); `stack=False` trains them one by
+    `clients` maps node ids to their data. `bench` is the common test set. `public` holds the rows that the aggregator may use.
+    `faults` returns the reason why a call at a node fails, or None. With `workers` > 1, steps run in that many processes;
+    "auto" finds the fastest number. Several clients train in one computation (see `kilter.fast`); `stack=False` trains them one by
     one, as real sites do. `plain=True` switches off all accelerated code.
     """
 
@@ -107,36 +107,36 @@ class Simulation(Runtime):
         self._auto = workers == "auto"
         self._tuner: AutoTuner | None = None
         self.stack = stack and not plain
-        self._width = self._examined = 1  # clients of a chunk, when they train and when they are examined
+        self._width = self._examined = 1  # clients in a chunk, for training and for evaluation
         self._method: Method | None = None
         self._pool: Pool | None = None
 
     def bind(self, method: Method) -> None:
         super().bind(method)
-        self._dismiss()
+        self._end_workers()
         self._method = method
         self._width = width(method.task.init(self.seed)) if self.stack and method.task else 1
         if self.stack:
             rows = sum(len(d.test) + len(d.valid) for d in self.clients.values())
             self._examined = max(self._width, min(MANY, PART * len(self.clients) // max(rows, 1)))
-        self._pool = self.hire()
+        self._pool = self.start_workers()
         self._tuner = AutoTuner(self.workers, 1 if self._auto else self.workers) if self.workers > 1 else None
 
-    def hire(self) -> Pool | None:
-        """Who performs steps, if not this process."""
+    def start_workers(self) -> Pool | None:
+        """The processes that run steps; None: this process does."""
         return Workers(self.workers, self.run_here) if self.workers > 1 else None
 
     def run_here(
         self, name: str, round: int, messages: Mapping[str, Tree], states: Mapping[str, State]
     ) -> dict[str, Outcome]:
-        """Run a step, by its name on the wire, at these nodes in this process: outcomes, and new states where they changed."""
+        """Run the named step at these nodes in this process: results, and states where they changed."""
         assert self._method is not None
         step = StepName.parse(name)
         nodes = [self.node(i, step, round, states[i]) for i in messages]
         before = [fingerprint(n.state) for n in nodes]
         with switch.plain(self.plain):
             done = run_step(resolve(self._method, step), nodes, list(messages.values()))
-        with suppress(TypeError):  # of what cannot be sent, which whoever is to send it will say
+        with suppress(TypeError):  # a reply that cannot be sent is reported when it is sent
             for d, seen in zip(done, wire.facts_each([d.reply for d in done]), strict=True):
                 d.seen = seen
         return {
@@ -144,7 +144,7 @@ class Simulation(Runtime):
             for n, d, old in zip(nodes, done, before, strict=True)
         }
 
-    def _run_all(
+    def _run_in_process(
         self,
         name: str,
         round: int,
@@ -152,26 +152,26 @@ class Simulation(Runtime):
         messages: Mapping[str, Tree],
         states: Mapping[str, State],
     ) -> Iterator[tuple[str, Done, State | None]]:
-        """Chunk by chunk in this process."""
+        """Run chunk by chunk in this process."""
         for chunk in chunks:
             for i, (done, state) in self.run_here(name, round, {i: messages[i] for i in chunk}, states).items():
                 yield i, done, state
 
-    def _share_out(
+    def _distribute(
         self,
         step: StepName,
         chunks: Sequence[Sequence[str]],
         messages: Mapping[str, Tree],
         states: Mapping[str, State],
     ) -> Iterator[tuple[str, Done, State | None]]:
-        """By as many processes as prove fastest, this one alone among the choices."""
+        """Run chunks in as many processes as are fastest; this process alone is one of the choices."""
         name = str(step)
         split = self._tuner.choose(name, len(chunks)) if self._tuner else None
-        if self._pool is None or split:  # a cluster has as many as are free
+        if self._pool is None or split:  # a cluster uses whatever is free
             self.shared[name] = min(split.workers, len(chunks)) if split else 1
         began, work = time.perf_counter(), 0
         if self._pool is None or (split and split.workers == 1):
-            answers = self._run_all(name, self.round, chunks, messages, states)
+            answers = self._run_in_process(name, self.round, chunks, messages, states)
         else:
             answers = self._pool.run(name, self.round, chunks, messages, states, split)
         for i, d, state in answers:
@@ -191,45 +191,45 @@ class Simulation(Runtime):
             else:
                 present[i] = message
         states = {i: self.states.get(i, {}) for i in present}
-        # Who is trained with whom never depends on the number of workers, so neither do the results.
+        # Chunks do not depend on the number of workers, so neither do the results.
         most = self._examined if name == EVALUATE else self._width
         chunks = compose({i: len(self.clients[i].train) for i in present}, most)
-        pile = ReplySpool()
-        for i, d, state in self._share_out(name, chunks, present, states):
-            d.kept = pile.put(d.kept, d.seen.size if d.seen else None)
+        spool = ReplySpool()
+        for i, d, state in self._distribute(name, chunks, present, states):
+            d.kept = spool.put(d.kept, d.seen.size if d.seen else None)
             done[i] = d
             if state is not None:
                 self.states[i] = state
                 self.changed.add(i)
-        # Not before all have answered, and the first in order: the same error for any number of workers.
+        # After all have answered, and in order: the same error for any number of workers.
         for i in messages:
             if (error := done[i].error) is not None and not isinstance(error, Absent):
                 raise error
         return done
 
     def look(self, method: Method, state: Tree) -> Tensor | None:
-        """Every process looks at parts of it; nodes only lend their names, and nothing of it is traffic."""
+        """Every process computes parts of it. Nodes only lend their names: this is not traffic."""
         assert self.bench is not None
         count = parts(self.bench)
         mine = {i: list(range(k, count, len(self.ids))) for k, i in enumerate(self.ids[:count])}
         message = {"state": state, "parts": mine}
         nothing: dict[str, State] = {i: {} for i in mine}
-        answers = self._share_out(LOOK, [[i] for i in mine], dict.fromkeys(mine, message), nothing)
+        answers = self._distribute(LOOK, [[i] for i in mine], dict.fromkeys(mine, message), nothing)
         done = {i: d for i, d, _ in answers}
-        found: dict[int, Tensor | None] = {}
+        outputs: dict[int, Tensor | None] = {}
         for i, own in mine.items():
             if (error := done[i].error) is not None:
                 raise error
-            found |= zip(own, done[i].reply, strict=True)
-        return joined(found[k] for k in range(count))
+            outputs |= zip(own, done[i].reply, strict=True)
+        return joined(outputs[k] for k in range(count))
 
     def deliver(self, posts: Mapping[str, Post], name: StepName) -> Mail:
-        """As on a network, each looks at the letters that are to be pooled before it reads them; numbers were looked at."""
+        """As on a network, every node checks the letters to be pooled before it reads them."""
         mail = super().deliver(posts, name)
         assert self._method is not None
         if not must_match(self._method, name):
             return mail
-        seen: dict[int, wire.Facts] = {}  # the same letter to all is looked at once
+        seen: dict[int, wire.Facts] = {}  # a letter sent to all is checked once
         boxes: dict[str, dict[str, Tree]] = {}
         for me in self.ids:
             boxes[me] = dict(mail.box(me))
@@ -242,10 +242,10 @@ class Simulation(Runtime):
 
     def close(self) -> None:
         """End the worker processes, and give torch its threads back."""
-        self._dismiss()
+        self._end_workers()
         torch.set_num_threads(self._threads)
 
-    def _dismiss(self) -> None:
+    def _end_workers(self) -> None:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
