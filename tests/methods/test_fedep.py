@@ -372,7 +372,7 @@ LIES: dict[str, tuple[dict[str, Any], str]] = {
     "10^12 rows": ({"rows": 10**12}, "number of rows"),
     "means far off": (
         {"theta": torch.tensor([[1, 1e6, 1]] + [[0.0, 0, 0]] * 4).double()},
-        "means outside|absurdly large",
+        "means outside|far too large",
     ),
     "other classes": ({"classes": 7, "theta": torch.tensor([[1, 0, 1]] + [[0.0, 0, 0]] * 4).double()}, "7 classes"),
     "another shape": ({"theta": torch.zeros(2, 2).double()}, "shape|not an array"),

@@ -46,9 +46,9 @@ def mismatched(looks: Mapping[str, Facts], me: str) -> dict[str, str]:
         return {}
     mine = looks.get(me)
     usual = mine.signature if mine else Counter(f.signature for f in looks.values()).most_common(1)[0][0]
-    odd = {i: f"the letter of {i} has another shape than mine" for i, f in looks.items() if f.signature != usual}
+    odd = {i: f"the letter of {i} differs in shape from mine" for i, f in looks.items() if f.signature != usual}
     norms = {i: f.norm for i, f in looks.items() if i not in odd}
-    return odd | {i: f"the letter of {i} is absurdly large" for i in oversized(norms, me)}
+    return odd | {i: f"the letter of {i} is far too large" for i in oversized(norms, me)}
 
 
 def oversized(norms: Mapping[str, float], me: str = "") -> list[str]:
