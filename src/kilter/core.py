@@ -30,6 +30,21 @@ Note = str | dict[str, Any]  # a sentence, or a small table of plain values, suc
 
 SERVER = "server"
 
+DISCLOSURES = {  # what a method may send from a node: the kinds that `Method.sends` declares and a site's policy allows
+    "model": "model weights trained on the node's rows, all of them or a part",
+    "density": "a model of how the node's inputs are distributed",
+    "sums": "sums or averages over the node's rows, such as gradients, squared gradients or losses",
+    "counts": "how many rows the node trained on",
+    "label_counts": "how many rows of each class the node has, or which classes it has",
+    "means": "averages of several rows each",
+    "prototypes": "the average features of each class",
+    "pictures": "artificial rows drawn from a generator that was trained on the node's rows",
+    "opinions": "how much the node trusts other nodes",
+    "shares": "secret shares of the model, which reveal only sums over several nodes",
+    "predictions": "the model's outputs on public rows",
+    "rows": "the node's raw rows",
+}
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -272,9 +287,10 @@ class Method(ABC):
     local: Plan  # how a node trains
     cohort: float = option(1.0, "Share of the nodes that take part in a round.", above=0, at_most=1)
 
-    needs: ClassVar[frozenset[str]] = (
-        frozenset()
-    )  # of {"public", "aggregator", "everyone"}; checked before a run starts
+    needs: ClassVar[frozenset[str]] = frozenset()  # of {"public", "aggregator", "everyone"}, checked before a run
+    sends: ClassVar[frozenset[str]] = frozenset(
+        {"rows"}
+    )  # what leaves a node (DISCLOSURES); undeclared: assume the worst
 
     def __post_init__(self) -> None:
         check(self, type(self).__name__)
@@ -286,6 +302,10 @@ class Method(ABC):
     @abstractmethod
     def round(self, fed: Federation, state: Tree) -> Tree:
         """One round; returns the next state."""
+
+    def discloses(self) -> frozenset[str]:
+        """What leaves a node with these settings; `sends`, unless a setting changes it."""
+        return self.sends
 
     def model(self, state: Tree) -> Params | None:
         """The global model in this state; None where the method has none."""

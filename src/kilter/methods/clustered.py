@@ -29,6 +29,7 @@ class Clustered(Method):
     """
 
     needs = frozenset({"aggregator"})
+    sends = frozenset({"model", "counts"})
 
     eps1: float = option(0.4, "A cluster may split when its mean update is shorter than this.", at_least=0)
     eps2: float = option(1.6, "... while its longest update is longer than this.", at_least=0)

@@ -23,6 +23,7 @@ class CM(Method):
     """
 
     needs = frozenset({"aggregator"})
+    sends = frozenset({"model", "counts"})
 
     size: int = option(2, "Clients in the smallest cluster.", at_least=2)
     samples: int = option(1, "HDBSCAN's min_samples: larger values make denser clusters.", at_least=1)

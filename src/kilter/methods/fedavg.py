@@ -16,6 +16,8 @@ class FedAvg(Method):
     Keeps: nothing.  Sends: its model, and how many rows it trained on.
     """
 
+    sends = frozenset({"model", "counts"})
+
     def setup(self, fed: Federation) -> Params:
         return self.task.init(fed.seed)
 

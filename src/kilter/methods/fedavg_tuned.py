@@ -25,6 +25,7 @@ class FedAvgTuned(Method):
     swa_start: float = option(0.5, "Share of the epochs before weight averaging starts; 1: plain SGD.", at_least=0)
 
     needs = frozenset({"public", "aggregator"})
+    sends = frozenset({"model", "counts"})
 
     def setup(self, fed: Federation) -> Params:
         w = self.task.init(fed.seed)

@@ -18,6 +18,8 @@ class FedBN(Method):
     Keeps: its BatchNorm layers.  Sends: the rest of its model, and how many rows it trained on.
     """
 
+    sends = frozenset({"model", "counts"})
+
     def setup(self, fed: Federation) -> Params:
         return drop(self.task.init(fed.seed), self.task.named(_BatchNorm))
 

@@ -27,6 +27,8 @@ class FedCurv(Method):
 
     lam: float = option(0.01, "Strength of the penalty; 0 is FedAvg.", at_least=0)
 
+    sends = frozenset({"model", "sums", "counts"})
+
     def setup(self, fed: Federation) -> State:
         w = self.task.init(fed.seed)
         return {"w": w, "U": zeros(weights(w)), "V": zeros(weights(w)), "whose": [], "round": 0}

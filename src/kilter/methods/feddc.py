@@ -23,6 +23,7 @@ class FedDC(Method):
     """
 
     needs = frozenset({"aggregator"})
+    sends = frozenset({"model", "sums"})
 
     a: float = option(0.01, "Strength of the pull towards w - h_k.", at_least=0)
 

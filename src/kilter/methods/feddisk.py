@@ -53,6 +53,8 @@ class FedDisk(Method):
     a_min: float = option(0.1, "Smallest ratio.", at_least=0, at_most="a_max")
     a_max: float = option(10.0, "Largest ratio; a_min = a_max = 1 is FedAvg.", above=0)
 
+    sends = frozenset({"model", "density", "sums", "counts"})
+
     def setup(self, fed: Federation) -> Params:
         state: Tree = {"round": 0, "made": None, "best": None, "nll": math.inf, "stale": 0}
         for _ in range(self.density_rounds):

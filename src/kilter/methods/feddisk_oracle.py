@@ -25,6 +25,7 @@ class FedDiskOracle(Method):
     a_max: float = option(10.0, "Largest ratio; a_min = a_max = 1 is FedAvg.", above=0)
 
     needs = frozenset({"aggregator"})
+    sends = frozenset({"rows", "model", "counts"})
 
     def setup(self, fed: Federation) -> Params:
         fed.map(self.weigh, Each(fed.hub(self.deal, fed.map(self.hand_over))))

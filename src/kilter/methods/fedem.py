@@ -25,6 +25,8 @@ class FedEM(Method):
 
     components: int = option(3, "Number of components M; 1 is FedAvg.", at_least=1)
 
+    sends = frozenset({"model", "counts"})
+
     def setup(self, fed: Federation) -> list[Params]:
         w = [self.task.init(derive(fed.seed, "component", m) if m else fed.seed) for m in range(self.components)]
         if any(all(torch.equal(w[0][k], v[k]) for k in v) for v in w[1:]):

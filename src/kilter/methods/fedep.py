@@ -48,6 +48,8 @@ class FedEP(Method):
     v_floor: float = option(1e-2, "Smallest variance of a component.", above=0)
     tolerance: float = option(1e-6, "EM stops when the log-likelihood changes by less.", above=0)
 
+    sends = frozenset({"model", "label_counts"})
+
     def setup(self, fed: Federation) -> Params:
         return fed.pool(self.summarise, self.meet, self.task.init(fed.seed), view=self.nothing)
 

@@ -27,6 +27,7 @@ class FedMD(Method):
     """
 
     needs = frozenset({"public"})
+    sends = frozenset({"predictions"})
 
     align: int = option(5000, "Public rows in a round; all of them if there are fewer.", at_least=1)
     match: Literal["mae", "mse"] = option("mae", "Distance between logits.")

@@ -29,12 +29,17 @@ class FedMix(Method):
     lam: float = option(0.1, "Share of the mean in the mixture; 0 is FedAvg.", at_least=0, at_most=1)
     mash: int = option(16, "Fewest rows in a shared mean, for privacy; all rows if a node has fewer.", at_least=1)
 
+    sends = frozenset({"model", "means", "counts"})
+
     def setup(self, fed: Federation) -> State:
         state: State = {"w": self.task.init(fed.seed), "means": {}, "has": []}
         return fed.pool(self.average_rows, self.collect, state, view=self.nothing)
 
     def round(self, fed: Federation, state: State) -> State:
         return fed.pool(self.train, self.combine, state, to=fed.sample(self.cohort), view=self.view)
+
+    def discloses(self) -> frozenset[str]:
+        return self.sends | {"rows"} if self.mash < 2 else self.sends  # the mean of one row is that row
 
     def nothing(self, state: State, _: str) -> None:
         return None

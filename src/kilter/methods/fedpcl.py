@@ -30,6 +30,7 @@ class FedPCL(Method):
     """
 
     needs = frozenset({"public", "aggregator"})
+    sends = frozenset({"prototypes", "label_counts"})
 
     tau: float = option(0.07, "Temperature.", above=0)
     width: int = option(64, "Width of the projection.", at_least=1)

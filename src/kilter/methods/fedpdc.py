@@ -39,6 +39,7 @@ class FedPDC(Method):
     size_aware: bool = option(False, "Weight by n_i p_i instead of p_i (not in the paper).")
 
     needs = frozenset({"public"})
+    sends = frozenset({"model", "counts"})
 
     def setup(self, fed: Federation) -> State:
         if self.correction == "public":

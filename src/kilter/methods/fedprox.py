@@ -19,6 +19,8 @@ class FedProx(Method):
 
     mu: float = option(0.01, "Strength of the proximal term; 0 is FedAvg.", at_least=0)
 
+    sends = frozenset({"model", "counts"})
+
     def setup(self, fed: Federation) -> Params:
         return self.task.init(fed.seed)
 

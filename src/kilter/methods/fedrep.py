@@ -23,6 +23,8 @@ class FedRep(Method):
     head_epochs: int = option(10, "Epochs that train the head, before `epochs` that train the body.", at_least=1)
     finish: bool = option(True, "In the last round all nodes train only their heads and send nothing.")
 
+    sends = frozenset({"model", "counts"})
+
     def setup(self, fed: Federation) -> Params:
         phi = drop(self.task.init(fed.seed), self.task.part("head"))
         if not weights(phi):

@@ -23,6 +23,8 @@ class FedROD(Method):
     Keeps: its personal head H_k.  Sends: its body and generic head, and how many rows it trained on.
     """
 
+    sends = frozenset({"model", "counts"})
+
     def setup(self, fed: Federation) -> Params:
         return self.task.init(fed.seed)
 

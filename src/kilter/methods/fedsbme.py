@@ -65,6 +65,7 @@ class FedSBME(Method):
     lr_schedule: Literal["fedbe", "literal", "constant"] = option("fedbe", "Schedule of the clients' learning rate.")
 
     needs = frozenset({"public", "aggregator"})
+    sends = frozenset({"model", "sums", "counts"})
 
     def setup(self, fed: Federation) -> State:
         return State(theta=fed.hub(self.begin), ensemble=None, lr=self.local.lr)

@@ -26,6 +26,8 @@ class Moon(Method):
     tau: float = option(0.5, "Temperature.", above=0)
     buffer: int = option(1, "Past local models a node keeps.", at_least=1)
 
+    sends = frozenset({"model", "counts"})
+
     def setup(self, fed: Federation) -> Params:
         return self.task.init(fed.seed)
 

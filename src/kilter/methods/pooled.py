@@ -17,6 +17,7 @@ class Pooled(Method):
     """
 
     needs = frozenset({"aggregator"})
+    sends = frozenset({"rows"})
 
     def setup(self, fed: Federation) -> Params:
         fed.hub(self.collect, fed.map(self.hand_over))

@@ -22,6 +22,8 @@ class Scaffold(Method):
 
     server_lr: float = option(1.0, "Server learning rate: the step towards the mean.", at_least=0)
 
+    sends = frozenset({"model", "sums"})
+
     def setup(self, fed: Federation) -> State:
         x = self.task.init(fed.seed)
         return x, zeros(weights(x))

@@ -36,6 +36,7 @@ class SLFed(Method):
     """
 
     needs = frozenset({"everyone"})
+    sends = frozenset({"pictures", "label_counts", "opinions", "shares"})
 
     subset: int = option(2, "DS: how many others a peer draws each round.", at_least=1)
     prior: float = option(1.0, "Initial evidence for and against; 1 as printed, 0: complete uncertainty.", at_least=0)

@@ -15,6 +15,8 @@ class Solo(Method):
     Keeps: its model.  Sends: nothing.
     """
 
+    sends = frozenset[str]()
+
     def setup(self, fed: Federation) -> None:
         return None
 
