@@ -1,7 +1,7 @@
 """The vocabulary a method is written in: Node, Fit, step, Post, Mail, Replies, Federation, Method.
 
-A round is a chain of `fed.map(step, message)`. A step is a function of one node; it may `yield` one kind of heavy work, a
-`Fit`; what it returns is all that ever leaves the node. A runtime is an implementation of `map`.
+A round is a chain of `fed.map(step, message)` calls. A step is a function of one node. It may `yield` one kind of heavy work, a
+`Fit`. What it returns is all that leaves the node. A runtime implements `map`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kilter.tasks import Task
     from kilter.train import Plan
 
-Params = dict[str, Tensor]  # a model is a flat dict; names of buffers start with "~" (see kilter.params)
+Params = dict[str, Tensor]  # a model: a flat dict; names of buffers start with "~" (see kilter.params)
 Batch = dict[str, Tensor]  # "x", "y" and whatever columns a step added
 Tree = Any  # nested dict/list/tuple of tensors and plain values: what may be kept, sent and checkpointed
 Loss = Callable[[Params, Batch, Tree], Tensor]
@@ -48,11 +48,11 @@ DISCLOSURES = {  # what a method may send from a node: the kinds that `Method.se
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Some rows of tables that many share: tables are loaded once, only the row numbers are one's own."""
+    """Some rows of shared tables. Tables are loaded once; each node has only its own row numbers."""
 
     tables: Mapping[str, Tensor]  # "x": (N, ...), "y": (N,), ...
-    index: Tensor  # int64 (n,): my rows of the tables
-    own: Mapping[str, Tensor] = field(default_factory=dict)  # columns that are mine alone, (n, ...)
+    index: Tensor  # int64 (n,): the row numbers
+    own: Mapping[str, Tensor] = field(default_factory=dict)  # extra columns of this node, (n, ...)
 
     @staticmethod
     def of(**tables: Tensor) -> Rows:
@@ -74,11 +74,11 @@ class Rows:
         return shared | {name: column[at] for name, column in self.own.items()}
 
     def take(self, at: Tensor) -> Rows:
-        """The rows at these positions, as Rows."""
+        """A subset: the rows at these positions."""
         return Rows(self.tables, self.index[at], {name: column[at] for name, column in self.own.items()})
 
     def extend(self, **columns: Tensor) -> Rows:
-        """With columns of my own added, one entry a row."""
+        """The same rows with extra columns, one entry for each row."""
         for name, column in columns.items():
             if len(column) != len(self):
                 raise ValueError(f"column {name!r} has {len(column)} entries for {len(self)} rows")
@@ -86,13 +86,13 @@ class Rows:
 
 
 def as_float(column: Tensor) -> Tensor:
-    """Images are kept as bytes and used as floats in 0..1."""
+    """Images are stored as bytes and used as floats in 0..1."""
     return column.float().div_(255) if column.dtype == torch.uint8 else column
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """What one node holds. It never leaves the node."""
+    """The data of one node. It never leaves the node."""
 
     train: Rows
     valid: Rows
@@ -101,20 +101,20 @@ class Data:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """A request to train, yielded by a step and performed by the runtime: at once, elsewhere, or stacked with others."""
+    """A request to train. A step yields it; the runtime runs it: here, in another process, or stacked with other fits."""
 
     loss: Loss
     params: Params
     rows: Rows
     plan: Plan
-    seed: int  # of the order of batches and of dropout
-    ctx: Tree = None  # this node's constants for the loss: data, not closures, so that fits can be stacked
+    seed: int  # of batch order and dropout
+    ctx: Tree = None  # constants for the loss: data instead of closures, so that fits can be stacked
     train: frozenset[str] | None = None  # names to train; None: every weight
 
 
 @dataclass
 class Node:
-    """One participant, as its own steps see it. The runtime keeps `state` between rounds."""
+    """One participant, as its steps see it. The runtime keeps `state` between rounds."""
 
     id: str
     data: Data
@@ -122,15 +122,15 @@ class Node:
     round: int = 0
     step: str = ""
     state: dict[str, Tree] = field(default_factory=dict)
-    peers: tuple[str, ...] = ()  # whom it may write to
-    public: Rows | None = None  # data that whoever aggregates holds
-    bench: Rows | None = None  # a common test set, where the experimenter has one
-    fits: int = 0  # how many fits this step has asked for
+    peers: tuple[str, ...] = ()  # the nodes it may write to
+    public: Rows | None = None  # rows that the aggregator may use
+    bench: Rows | None = None  # the common test set, if there is one
+    fits: int = 0  # how many fits this step has requested
     notes: list[Note] = field(default_factory=list)  # what this step wants in the round's record; carries no data
 
     @property
     def rng(self) -> torch.Generator:
-        """Chance of (seed, round, node, step), anew at each call: keep it in a variable to draw more than once."""
+        """A new generator for (seed, round, node, step). Keep it in a variable to draw more than once."""
         return generator(self.seed, self.round, self.id, self.step)
 
     def fit(
@@ -144,7 +144,7 @@ class Node:
         train: Iterable[str] | None = None,
         **columns: Tensor,
     ) -> Fit:
-        """Ask for training on my rows; `columns` (one entry a row) join every batch."""
+        """Request training on this node's rows. `columns` (one entry for each row) are added to every batch."""
         rows = self.data.train if rows is None else rows
         self.fits += 1
         return Fit(
@@ -159,17 +159,17 @@ class Node:
 
 
 class Post(dict[str, Tree]):
-    """Letters a step writes: {peer: letter}."""
+    """Letters from one node to others: {peer: letter}."""
 
 
 class Mail:
-    """Letters under way. A round passes it on, unopened; the runtime hands each node its own."""
+    """Letters in transit. A round passes them on unread; the runtime delivers each node its own."""
 
     def __init__(self, letters: Mapping[str, Mapping[str, Tree]]) -> None:
         self._letters = {to: dict(box) for to, box in letters.items()}  # {receiver: {sender: letter}}
 
     def box(self, receiver: str) -> dict[str, Tree]:
-        """What a runtime delivers to one node: {sender: letter}."""
+        """The letters to one node: {sender: letter}."""
         return self._letters.get(receiver, {})
 
 
@@ -178,29 +178,29 @@ class Each(dict[str, Tree]):
 
 
 class AtNodes:
-    """Stands for a state that every node keeps for itself (peers): the runtime puts the node's own in its place."""
+    """Stands for a state that every node keeps itself (peers). The runtime replaces it by the node's own state."""
 
 
 @dataclass(frozen=True, eq=False)
 class Unread:
-    """A reply that is not in memory: `read` fetches it."""
+    """A reply on disk. `read` loads it."""
 
     read: Callable[[], Tree]
 
 
 class Replies(Mapping[str, Tree]):
-    """What came back, in the order of the federation's ids, however it arrived.
+    """The replies of the nodes, in the order of the federation's ids.
 
-    Large ones are on disk and read whenever they are asked for: who goes through `values()` holds one at a time.
+    Large replies are on disk and are loaded on access: a loop over `values()` holds one at a time.
     """
 
     def __init__(self, replies: Mapping[str, Tree | Unread], of: int) -> None:
         self._replies = dict(replies)
-        self.of = of  # how many nodes this aggregator aggregates for, present or not
+        self.of = of  # how many nodes the aggregator serves, present or not
 
     def __getitem__(self, node: str) -> Tree:
-        found = self._replies[node]
-        return found.read() if isinstance(found, Unread) else found
+        reply = self._replies[node]
+        return reply.read() if isinstance(reply, Unread) else reply
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._replies)
@@ -209,7 +209,7 @@ class Replies(Mapping[str, Tree]):
         return len(self._replies)
 
     def __ror__(self, known: dict[str, Tree]) -> dict[str, Tree]:
-        """What was known, and what came back in its place."""
+        """Known values, updated by the replies."""
         return {**known, **self}
 
     def __repr__(self) -> str:
@@ -225,10 +225,10 @@ def step(function: F) -> F: ...
 @overload
 def step(*, alike: bool) -> Callable[[F], F]: ...
 def step(function: Any = None, *, alike: bool = True) -> Any:
-    """Marks what runs at a node. Its `return` lines are all that leaves the node: read them to audit a method.
+    """Mark a function that runs at a node. Its return value is all that leaves the node: read it to audit a method.
 
-    Nodes' replies have one shape, and one of another is refused; `@step(alike=False)` where they rightly differ, e.g. by the
-    number of rows.
+    Do not reuse a value after returning it. To keep something, store it in `node.state`. Replies must have one shape; use
+    `@step(alike=False)` where they rightly differ, for example in the number of rows.
     """
 
     def mark(f: Any) -> Any:
@@ -239,30 +239,30 @@ def step(function: Any = None, *, alike: bool = True) -> Any:
 
 
 def alone(loss: F) -> F:
-    """Marks a loss that asks torch for gradients itself: its fits are never stacked, but performed one by one."""
+    """Mark a loss that computes gradients itself. Its fits are never stacked."""
     loss.alone = True  # type: ignore[attr-defined]
     return loss
 
 
 class Federation(ABC):
-    """The participants, as a round sees them."""
+    """The participants, as a method's round sees them."""
 
     ids: tuple[str, ...]
     seed: int
     round: int
-    rounds: int = 1  # how many the run is to have
+    rounds: int = 1  # in the whole run
 
     @abstractmethod
     def sample(self, cohort: float) -> tuple[str, ...]:
-        """This round's participants: a share (0 < cohort <= 1, a float) of the nodes, at least one."""
+        """The participants of this round: a share of the nodes (0 < cohort <= 1), at least one."""
 
     @abstractmethod
     def map(self, step: Step, message: Tree = None, to: Sequence[str] | None = None) -> Any:
-        """Run a step at these nodes (default all): their Replies, or Mail if they wrote letters (Post)."""
+        """Run a step at these nodes (default: all). Returns Replies, or Mail if the nodes wrote letters (Post)."""
 
     @abstractmethod
     def hub(self, step: Callable[..., Any], *messages: Tree) -> Any:
-        """Run a step where aggregation happens and give what it returns."""
+        """Run a step at the aggregator. Returns what the step returns."""
 
     @abstractmethod
     def pool(
@@ -273,9 +273,9 @@ class Federation(ABC):
         to: Sequence[str] | None = None,
         view: Callable[[Any, str], Any] | None = None,
     ) -> Tree:
-        """Nodes train, whoever aggregates combines; the topology says who that is. Returns the new state.
+        """Nodes train, the aggregator combines. The topology decides who aggregates. Returns the new state.
 
-        `view(state, id)` is what one node is sent of the state (default: all of it).
+        `view(state, id)` is the part of the state that one node receives (default: all of it).
         """
 
 
@@ -297,34 +297,34 @@ class Method(ABC):
 
     @abstractmethod
     def setup(self, fed: Federation) -> Tree:
-        """Everything before the first round; returns the first state."""
+        """Everything before the first round. Returns the initial state."""
 
     @abstractmethod
     def round(self, fed: Federation, state: Tree) -> Tree:
-        """One round; returns the next state."""
+        """One round. Returns the next state."""
 
     def discloses(self) -> frozenset[str]:
         """What leaves a node with these settings; `sends`, unless a setting changes it."""
         return self.sends
 
     def model(self, state: Tree) -> Params | None:
-        """The global model in this state; None where the method has none."""
-        found: Params = state
-        return found
+        """The global model in this state; None if the method has none."""
+        params: Params = state
+        return params
 
     def predict(self, state: Tree, x: Tensor) -> Tensor | None:
-        """Outputs of the global model, of every row by itself; None where the method has none."""
+        """Outputs of the global model, row by row; None if the method has none."""
         model = self.model(state)
         return None if model is None else self.task.predict(model, x)
 
     def variants(self, state: Tree) -> dict[str, Callable[[Tensor], Tensor]]:
-        """Other results the method always reports beside the global model: name -> x -> outputs."""
+        """Other models to report besides the global one: name -> function from x to outputs."""
         return {}
 
     def shared(self, state: Tree) -> Tree:
-        """What nodes are sent of the state to be examined with, by `predict` and `personal` (default: all of it)."""
+        """The part of the state that nodes need to evaluate `predict` and `personal` (default: all of it)."""
         return state
 
     def personal(self, node: Node, state: Tree, x: Tensor) -> Tensor | None:
-        """Outputs of this node's own model; None where it uses the global one."""
+        """Outputs of this node's own model; None if it uses the global one."""
         return None

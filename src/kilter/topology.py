@@ -1,7 +1,7 @@
-"""Who may write to whom, and who aggregates: a parameter of a run, never a method's business.
+"""Who may write to whom, and who aggregates. A parameter of the run; methods do not know it.
 
 star                   the server aggregates
-rotating               one node aggregates, another each round
+rotating               one node aggregates, a different one each round
 full, ring, regular:4, random:0.3, small-world:4:0.1, edges:FILE
                        peers: every node aggregates over itself and its neighbours in the graph
 """
@@ -29,7 +29,7 @@ class Topology:
     neighbours: dict[str, tuple[str, ...]]
 
     def aggregator(self, round: int, ids: Sequence[str]) -> str:
-        """Who takes its turn in this round (rotating)."""
+        """The node that aggregates in this round (rotating)."""
         return ids[max(round - 1, 0) % len(ids)]
 
 
@@ -38,7 +38,7 @@ def _connected(draw: Callable[[int], nx.Graph], seed: int, what: str) -> nx.Grap
         graph = draw(derive(seed, "graph", k) % 2**32)
         if nx.is_connected(graph):
             return graph
-    raise Mistake(f"No connected graph came of '{what}' in {TRIES} draws: use a denser one.")
+    raise Mistake(f"No connected graph resulted from '{what}' in {TRIES} draws: use a denser one.")
 
 
 def _full(n: int, seed: int) -> nx.Graph:

@@ -21,7 +21,7 @@ from torch import Tensor
 from kilter.core import Fit, Params
 from kilter.errors import Mistake
 from kilter.fast import foreach
-from kilter.fast.client_random import Dice
+from kilter.fast.client_random import ClientRandom
 from kilter.fast.memory_layout import channels_last
 from kilter.fast.single import Single
 from kilter.options import check, option
@@ -194,7 +194,7 @@ def run_one(fit: Fit) -> Fitted:
     state = fit.plan.begin(leaves)
     total, t = torch.zeros(()), 0
     # Dropout and the like draw from the fit's own generator; what is not known there, from torch's stream, seeded alike.
-    single = Single(Dice(fit.seed))
+    single = Single(ClientRandom(fit.seed))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(fit.seed)
         for t, at in enumerate(batches(fit), start=1):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kilter.core import Fit, Rows
 from kilter.fast import single, winograd
-from kilter.fast.client_random import Dice
+from kilter.fast.client_random import ClientRandom
 from kilter.fast.single import Single, weights_gradient
 from kilter.tasks import Task
 from kilter.train import SGD, run_one
@@ -100,7 +100,7 @@ def test_a_loss_may_use_transforms_of_functions(monkeypatch: pytest.MonkeyPatch)
         return found
 
     expected = gradient()
-    with Single(Dice(0)):
+    with Single(ClientRandom(0)):
         assert torch.equal(gradient(), expected)
 
 
@@ -119,7 +119,7 @@ def test_only_large_plain_convolutions_are_taken(monkeypatch: pytest.MonkeyPatch
     x, w = torch.randn(1, 4, 6, 6), torch.randn(4, 2, 3, 3, requires_grad=True)
     monkeypatch.setattr(single, "WIDE", 1)
     monkeypatch.setattr(single._Large, "apply", None)
-    with Single(Dice(0)):
+    with Single(ClientRandom(0)):
         torch.nn.functional.conv2d(x, w, groups=2)
         torch.nn.functional.conv2d(x[:, :2], w, dilation=2)
         torch.nn.functional.conv2d(x[:, :2], w, padding="same")

@@ -249,7 +249,7 @@ def test_a_module_that_draws_is_trained_without_a_tape() -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", [SGD(lr=0.1, batch=6), SGD(lr=0.1, batch=6, momentum=0.9), SGD(lr=0.1, epochs=0), SGD(batch=0)]
+    "plan", [SGD(lr=0.1, batch=6), SGD(lr=0.1, batch=6, momentum=0.9), SGD(batch=0)]
 )
 @pytest.mark.parametrize("sizes", [(30, 30, 30, 30), (30, 30, 7, 0), (5, 5, 2, 1)])
 @pytest.mark.parametrize("alike", [True, False])

@@ -1,4 +1,4 @@
-"""Chance within a loss (dropout, noise): drawn from the client's own generator, so that it is the same alone and in a stack."""
+"""Random numbers inside a loss (dropout, noise) come from the client's own generator: the same alone and in a stack."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.overrides import TorchFunctionMode
 Recipe = Callable[[Generator], Tensor]
 FACTORIES = (torch.rand, torch.randn, torch.randint, torch.randperm)
 LIKE = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
-FEATURES = {F.dropout1d: 1, F.dropout2d: 2, F.dropout3d: 3}  # dropout of whole channels: how many dimensions each has
+FEATURES = {F.dropout1d: 1, F.dropout2d: 2, F.dropout3d: 3}  # dropout of whole channels -> dimensions of a channel
 
 
-class Dice:
-    """A client's generator, made when it is first used: most losses know no chance."""
+class ClientRandom:
+    """A client's random generator, created on first use: most losses need none."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -29,11 +29,11 @@ class Dice:
 
 
 class _Drawn(torch.autograd.Function):
-    """`_Drawn.apply(me, draw)` inside `vmap`: what `draw()` gives, first dimension the clients. It makes chance itself, outside."""
+    """`_Drawn.apply(me, draw)` inside `vmap` returns `draw()`, with the clients in the first dimension."""
 
     @staticmethod
     def forward(*_: Any) -> Tensor:
-        raise NotImplementedError("chance under a transform within the loss")
+        raise NotImplementedError("random numbers under a torch.func transform inside the loss")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -45,14 +45,14 @@ class _Drawn(torch.autograd.Function):
 
 
 class Draws(TorchFunctionMode):
-    """While this is on, random functions of torch draw from these dice, one a client.
+    """Inside this context, torch's random functions draw from these generators, one for each client.
 
-    `me` is any number that differs by client within `vmap`; None: a single client, not stacked.
+    `me` is any number that differs by client inside `vmap`; None means a single client.
     """
 
-    def __init__(self, me: Tensor | None, dice: Sequence[Dice]) -> None:
+    def __init__(self, me: Tensor | None, randoms: Sequence[ClientRandom]) -> None:
         super().__init__()
-        self.me, self.dice = me, dice
+        self.me, self.randoms = me, randoms
         self.own: dict[Any, Callable[..., Any]] = {F.dropout: self.dropout}
         self.own |= {f: self._factory(f) for f in FACTORIES}
         self.own |= {f: self._like(f, make) for f, make in LIKE.items()}
@@ -64,28 +64,28 @@ class Draws(TorchFunctionMode):
         return self.own.get(func, func)(*args, **(kwargs or {}))
 
     def draw(self, recipe: Recipe) -> Tensor:
-        """Each client's own draw."""
+        """Draw for each client from its own generator."""
         if self.me is None:
-            return recipe(self.dice[0].generator)
-        out: Tensor = _Drawn.apply(self.me, lambda: torch.stack([recipe(d.generator) for d in self.dice]))  # type: ignore[no-untyped-call]
+            return recipe(self.randoms[0].generator)
+        out: Tensor = _Drawn.apply(self.me, lambda: torch.stack([recipe(d.generator) for d in self.randoms]))  # type: ignore[no-untyped-call]
         return out
 
     def _factory(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def made(*args: Any, **kwargs: Any) -> Tensor:
+        def drawn(*args: Any, **kwargs: Any) -> Tensor:
             if kwargs.get("generator") is not None:
                 return function(*args, **kwargs)
             return self.draw(lambda g: function(*args, **{**kwargs, "generator": g}))
 
-        return made
+        return drawn
 
     def _like(self, function: Callable[..., Tensor], make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def made(input: Tensor, **kwargs: Any) -> Tensor:
+        def drawn(input: Tensor, **kwargs: Any) -> Tensor:
             shape, dtype = input.shape, kwargs.get("dtype") or input.dtype
             if kwargs.get("generator") is not None:
                 return function(input, **kwargs)
             return self.draw(lambda g: make(shape, dtype=dtype, generator=g))
 
-        return made
+        return drawn
 
     def dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         return self._drop(input, input.shape, p) if training and p else input
@@ -100,7 +100,7 @@ class Draws(TorchFunctionMode):
     def _drop(self, input: Tensor, shape: torch.Size, p: float) -> Tensor:
         if p == 1:
             return input * 0
-        # The mask is drawn in the order of the indices whatever the input's place in memory.
+        # The mask is drawn in index order, whatever the memory layout of the input.
         dtype = input.dtype
         mask = self.draw(lambda g: torch.empty(shape, dtype=dtype).bernoulli_(1 - p, generator=g))
         return input * mask.div(1 - p)

@@ -1,10 +1,10 @@
-"""Layers with clients side by side: how `vmap` computes convolutions, pooling, normalisation and linear layers of many clients.
+"""Layers for stacked clients: how `vmap` computes convolutions, pooling, normalisation and linear layers of many clients.
 
-`vmap` knows a rule for every function, but its rules for these give the client the wrong place in memory: they are slower than
-a loop over clients. Here clients stand beside each other in the channels, (rows, clients x channels, height, width) with the
-channels innermost in memory: a convolution is then one grouped convolution, BatchNorm and GroupNorm keep each client's own
-statistics without knowing it, and what stands between them (ReLU, ...) stays in that place. Losses need not know: `Layers` puts
-the rules below in place of the functions of torch while a stack is trained. All other functions are left to `vmap`.
+`vmap` has a rule for every function, but its rules for these layers use a memory layout that is slower than a loop over
+clients. Here the clients lie side by side in the channels, (rows, clients x channels, height, width), with channels innermost
+in memory. A convolution is then one grouped convolution, BatchNorm and GroupNorm keep each client's own statistics, and what
+lies between (ReLU, ...) keeps the layout. While a stack trains, `Layers` replaces torch's functions by the rules below. All
+other functions are left to `vmap`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from torch._functorch import vmap as torchs
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd.function import _SingleLevelFunction
 
-from kilter.fast.client_random import Dice, Draws
+from kilter.fast.client_random import ClientRandom, Draws
 
-Dims = tuple[int | None, ...]  # where in each argument the clients are; None: they share it
+Dims = tuple[int | None, ...]  # the client dimension of each argument; None: shared by all clients
 Plain = Callable[..., Any]  # a function of torch with its settings, of tensors alone
-Rule = Callable[..., tuple[Tensor, int]]  # (number of clients, dims, *tensors) -> (result, where the clients are)
-CHANNELWISE = (F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d)  # what is done to one channel at a time
+BatchRule = Callable[..., tuple[Tensor, int]]  # (clients, dims, *tensors) -> (result, its client dimension)
+CHANNELWISE = (F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d)  # functions of one channel at a time
 
 
 def for_all(n: int, function: Callable[[Tensor, list[Tensor]], Tensor], tensors: Sequence[Tensor]) -> Tensor:
-    """`torch.func.vmap(function)` of (who am I, these tensors), without its 100 us a call of looking into trees."""
+    """`torch.func.vmap(function)` of (client number, tensors), without the 100 us per call that it spends on trees."""
     torchs.lazy_load_decompositions()  # type: ignore[attr-defined]
-    level = functorch._vmap_increment_nesting(n, "error")  # chance that is not a client's own is an error
+    level = functorch._vmap_increment_nesting(n, "error")  # random numbers that are not a client's own are an error
     try:
         me, *mine = [functorch._add_batch_dim(t, 0, level) for t in (torch.arange(n), *tensors)]
         return functorch._remove_batch_dim(function(me, mine), level, n, 0)
@@ -41,18 +41,18 @@ def for_all(n: int, function: Callable[[Tensor, list[Tensor]], Tensor], tensors:
 
 
 def _product(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-    """Every client's own x w + b; where all have one w, in one go, for it need not be fetched from memory for each."""
+    """x w + b for every client. A shared w is multiplied once for all."""
     if w.stride(0) == 0 and len(w) > 1:
-        found = torch.mm(x.flatten(0, 1), w[0]).unflatten(0, x.shape[:2])
-        return found if b is None else found.add_(b.unsqueeze(1))
+        product = torch.mm(x.flatten(0, 1), w[0]).unflatten(0, x.shape[:2])
+        return product if b is None else product.add_(b.unsqueeze(1))
     return torch.bmm(x, w) if b is None else torch.baddbmm(b.unsqueeze(1), x, w)
 
 
 class _Linear(_SingleLevelFunction):
-    """Every client's own linear layer: x (clients, rows, in), w (clients, out, in), b (clients, out).
+    """A linear layer for every client: x (clients, rows, in), w (clients, out, in), b (clients, out).
 
-    Autograd's own backward of `baddbmm` gives the gradient of w transposed in memory: to add it to w takes four times as long.
-    The base class is that of autograd.Function without its 100 us of looking for transforms: none is on at these tensors' level.
+    Autograd's own backward of `baddbmm` returns the gradient of w transposed in memory, and adding that to w takes four times as
+    long. The base class is autograd.Function without its 100 us check for transforms; none is active at this level.
     """
 
     @staticmethod
@@ -72,10 +72,10 @@ class _Linear(_SingleLevelFunction):
 
 
 class Layers(Draws):
-    """While this is on, heavy layers are computed clients side by side, and chance is each client's own."""
+    """Inside this context, heavy layers are computed for all clients together, and random numbers are each client's own."""
 
-    def __init__(self, me: Tensor, dice: Sequence[Dice]) -> None:
-        super().__init__(me, dice)
+    def __init__(self, me: Tensor, randoms: Sequence[ClientRandom]) -> None:
+        super().__init__(me, randoms)
         self.own |= {
             F.conv2d: self.conv2d,
             F.linear: self.linear,
@@ -85,10 +85,10 @@ class Layers(Draws):
         }
         self.own |= {f: partial(self.channelwise, f) for f in CHANNELWISE}
 
-    def lift(self, plain: Plain, rule: Rule, *tensors: Tensor | None) -> Any:
-        """What `plain` would compute of these, by the rule.
+    def lift(self, plain: Plain, rule: BatchRule, *tensors: Tensor | None) -> Any:
+        """What `plain` would compute, by this rule.
 
-        The public way, an autograd.Function with a `vmap` of its own, takes 170 us a call: more than a small layer.
+        The public way, an autograd.Function with its own `vmap`, takes 170 us per call: more than a small layer.
         """
         level = functorch.maybe_get_level(self.me)  # type: ignore[arg-type]
         found: list[Tensor | None] = []
@@ -100,11 +100,11 @@ class Layers(Draws):
             elif functorch.is_batchedtensor(t) and functorch.maybe_get_level(t) == level:
                 found.append(functorch.get_unwrapped(t))
                 dims.append(functorch.maybe_get_bdim(t))
-            else:  # a transform within the loss, which knows its own way
+            else:  # a torch.func transform inside the loss
                 return plain(*tensors)
-        if not any(d is not None for d in dims):  # the clients share everything
+        if not any(d is not None for d in dims):  # shared by all clients
             return plain(*tensors)
-        out, dim = rule(len(self.dice), tuple(dims), *found)
+        out, dim = rule(len(self.randoms), tuple(dims), *found)
         return functorch._add_batch_dim(out, dim, level)
 
     def conv2d(
@@ -121,7 +121,7 @@ class Layers(Draws):
             return F.conv2d(x, w, b, stride, padding, dilation, clients * groups)
 
         def rule(n: int, dims: Dims, x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, int]:
-            if dims[1] is None and (b is None or dims[2] is None):  # one filter for all: more rows
+            if dims[1] is None and (b is None or dims[2] is None):  # one filter for all clients: more rows
                 return plain(_first(n, x, dims[0]).flatten(0, 1), w, b).unflatten(0, (n, -1)), 0
             filters = _inside(_first(n, w, dims[1]).flatten(0, 1))
             if (
@@ -136,7 +136,7 @@ class Layers(Draws):
     def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
         def rule(n: int, dims: Dims, x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, int]:
             rows = _first(n, x, dims[0])
-            if dims[1] is None:  # one matrix for all: more rows
+            if dims[1] is None:  # one matrix for all clients: more rows
                 out = F.linear(rows, w)
                 return out if b is None else out + _first(n, b, dims[2]).unsqueeze(1), 0
             offsets = None if b is None else _first(n, b, dims[2])

@@ -1,4 +1,4 @@
-"""Where numbers lie in memory and in which order layers come: for speed only, the numbers stay what they are."""
+"""Memory layout and layer order. For speed only: results are the same up to rounding."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kilter.fast import switch
 
 
 def channels_last(params: Mapping[str, Tensor]) -> Params:
-    """The same model with the filters of 2-d convolutions laid out channels innermost.
+    """The same model with the filters of 2-d convolutions in channels_last layout.
 
-    A convolution follows its filters' layout and so do the layers after it. Results differ by rounding of the same
-    order: ResNet-18 after two steps is 5.8e-3 of the update from float64's with GroupNorm, 4.5e-3 in the usual layout.
+    A convolution follows the layout of its filters, and so do the layers after it. Results differ by rounding of the same order:
+    ResNet-18 with GroupNorm is 5.8e-3 of the update away from float64 after two steps, 4.5e-3 in the usual layout.
     """
     if not switch.enabled():
         return dict(params)
@@ -26,26 +26,25 @@ def channels_last(params: Mapping[str, Tensor]) -> Params:
 
 def _inside(w: Tensor) -> Tensor:
     _, i, h, k = w.shape
-    # With one input channel both layouts look alike to torch, which then takes the slow one: so the strides are set by hand.
+    # With one input channel, torch cannot tell the layouts apart and picks the slow one: so set the strides explicitly.
     return w.new_empty_strided(w.shape, (i * h * k, 1, k * i, i)).copy_(w)
 
 
-ALIGN = 64  # bytes: where torch's tensors begin; kernels may round otherwise at another
+ALIGN = 64  # bytes: alignment of torch's tensors. Another alignment can change rounding.
 
 
 def unstack(stack: Tensor) -> Sequence[Tensor]:
-    """The tensors of a stack. Each begins where torch would have put it, for kernels may round otherwise at another alignment:
-    views where they do, else copies."""
+    """The tensors of a stack: views if each is aligned as torch aligns tensors, otherwise copies. Alignment can change rounding."""
     return stack.unbind() if stack[0].nbytes % ALIGN == 0 else [part.clone() for part in stack]
 
 
-Allocate = Callable[[Sequence[int], torch.dtype], Tensor | None]  # an empty tensor where it is wanted, if there is room
+Allocate = Callable[[Sequence[int], torch.dtype], Tensor | None]  # an empty tensor, or None: no room
 _allocate: Allocate | None = None
 
 
 @contextmanager
 def allocate_stacks_with(allocate: Allocate) -> Iterator[None]:
-    """While this is on, stacks of clients are laid where the runtime wants them: they need not be copied there to be sent."""
+    """Inside this context, stacks are allocated by the runtime, so that sending them needs no copy."""
     global _allocate
     _allocate = allocate
     try:
@@ -55,16 +54,15 @@ def allocate_stacks_with(allocate: Allocate) -> Iterator[None]:
 
 
 def stack_tensors(parts: Sequence[Tensor]) -> Tensor:
-    """`torch.stack`, on the runtime's allocate."""
+    """`torch.stack` into memory that the runtime allocates."""
     out = _allocate((len(parts), *parts[0].shape), parts[0].dtype) if _allocate else None
     return torch.stack(list(parts), out=out)
 
 
 def pool_before_relu(net: nn.Module) -> nn.Module:
-    """The network with `ReLU, MaxPool2d` in a Sequential as `MaxPool2d, ReLU`: a quarter of the work for 2x2 pools.
+    """The same network with `ReLU, MaxPool2d` in a Sequential swapped to `MaxPool2d, ReLU`: a quarter of the work for 2x2 pools.
 
-    max(relu(x)) = relu(max(x)) to the bit, and so are the gradients: they go to the first largest, and nowhere if that is not
-    positive. Names of parameters stay, for neither has any.
+    max(relu(x)) = relu(max(x)) bit for bit, and so are the gradients. Parameter names do not change: neither layer has any.
     """
     for part in net.modules():
         if type(part) is nn.Sequential:
@@ -75,9 +73,9 @@ def pool_before_relu(net: nn.Module) -> nn.Module:
 
 
 def keep_memory(large: bool = False) -> None:
-    """Let this process keep up to 512 MB that it has freed (glibc): to get it back page by page takes longer than a layer.
+    """Let this process keep up to 512 MB of freed memory (glibc). Getting it back page by page takes longer than a layer.
 
-    `large`: arrays over 32 MB too, which glibc otherwise gives back at once: letters with large models take half the time then.
+    `large`: also keep arrays over 32 MB, which glibc otherwise returns at once. Letters with large models then take half the time.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

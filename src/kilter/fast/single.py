@@ -1,4 +1,4 @@
-"""One model by itself: how layers are computed that are too large for a stack."""
+"""One client at a time: faster large convolutions for models that are too large for a stack."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.nn.functional import conv2d
 from torch.overrides import TorchFunctionMode
 
 from kilter.fast import switch, winograd
-from kilter.fast.client_random import Dice, Draws
+from kilter.fast.client_random import ClientRandom, Draws
 
 # Whether a loss uses torch.func right now. A torch without this private function never takes the quick way.
 TRANSFORMED: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
-WIDE = 500_000  # weights of a convolution; from here on its weights' gradient is faster as a product of matrices
-CHANNELS = 64  # in and out; from here on a convolution with 3x3 filters is faster Winograd's way
+WIDE = 500_000  # weights: from here on, the weight gradient is faster as a matrix product
+CHANNELS = 64  # in and out: from here on, a 3x3 convolution is faster by Winograd's algorithm
 
 
 def _pair(value: Any) -> tuple[Any, Any]:
@@ -26,16 +26,16 @@ def _pair(value: Any) -> tuple[Any, Any]:
 
 
 class Single(Draws):
-    """While this is on, chance is the client's own, and large convolutions are quicker."""
+    """Inside this context, random numbers are the client's own, and large convolutions are faster."""
 
-    def __init__(self, dice: Dice) -> None:
-        super().__init__(None, [dice])
+    def __init__(self, random: ClientRandom) -> None:
+        super().__init__(None, [random])
         if switch.enabled():
             self.own[conv2d] = quick_conv2d
 
 
 class Quick(TorchFunctionMode):
-    """While this is on, large convolutions are quicker: for evaluation."""
+    """Inside this context, large convolutions are faster. For evaluation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def quick_conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """torch's, by other kernels where they are faster."""
+    """torch's conv2d, by other algorithms where they are faster."""
     plain = groups == 1 and _pair(dilation) == (1, 1) and not isinstance(padding, str) and input.dim() == 4
     if plain and not TRANSFORMED() and input.dtype == weight.dtype == torch.float32:
         m = _tile(input, weight, _pair(stride), _pair(padding))
@@ -67,7 +67,7 @@ def quick_conv2d(
 
 
 def _tile(x: Tensor, w: Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> int:
-    """Winograd's m for this convolution; 0: none."""
+    """The tile size m of Winograd's algorithm; 0: do not use it."""
     if w.shape[2:] != (3, 3) or stride != (1, 1) or max(padding) > 2 or min(w.shape[:2]) < CHANNELS:
         return 0
     high, wide = (size + 2 * p - 2 for size, p in zip(x.shape[2:], padding, strict=True))
@@ -75,8 +75,7 @@ def _tile(x: Tensor, w: Tensor, stride: tuple[int, int], padding: tuple[int, int
 
 
 class _Large(torch.autograd.Function):
-    """torch's convolution by other kernels: Winograd's with m; else only the weights' gradient, which with 512 channels takes torch
-    twice as long."""
+    """A convolution by Winograd's algorithm (m > 0), or torch's with a faster weight gradient (m = 0)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, stride: Any, padding: Any, m: int) -> Tensor:
@@ -93,7 +92,7 @@ class _Large(torch.autograd.Function):
         to_x, to_w, to_b, *_ = ctx.needs_input_grad
         settings = (list(ctx.stride), list(ctx.padding), [1, 1], False, [0, 0], 1)
         by_torch = partial(torch.ops.aten.convolution_backward, grad, x, w, [len(w)] if to_b else None, *settings)
-        if torch.is_grad_enabled():  # the gradient's gradient will be asked for, which only torch's own has
+        if torch.is_grad_enabled():  # second derivatives: only torch's own backward has them
             return (*by_torch([to_x, to_w, to_b]), None, None, None)
         db = grad.sum((0, 2, 3)) if to_b else None
         if ctx.m:
@@ -105,10 +104,10 @@ class _Large(torch.autograd.Function):
 
 
 def weights_gradient(x: Tensor, grad: Tensor, kernel: Any, stride: Any, padding: Any) -> Tensor:
-    """Of a convolution: x (rows, in, height, width) and the gradient of its output give that of its weights.
+    """The weight gradient of a convolution from x (rows, in, height, width) and the gradient of its output.
 
-    A row of the kernel at a time. With heights outermost and channels innermost in memory, what this row of weights has seen in
-    all places is a matrix that lies in one piece (for a stride of one): its product with the gradient is the answer.
+    One kernel row at a time. With height outermost and channels innermost in memory, the inputs of a kernel row form one
+    contiguous matrix (for stride one); its product with the output gradient is the result.
     """
     rows, inputs, height, width = x.shape
     _, outputs, high, wide = grad.shape
@@ -116,12 +115,12 @@ def weights_gradient(x: Tensor, grad: Tensor, kernel: Any, stride: Any, padding:
     framed = x.new_zeros(height + 2 * above, rows, width + 2 * left, inputs)
     framed[above : above + height, :, left : left + width] = x.permute(2, 0, 3, 1)
     per_row, per_height = framed.stride(1), framed.stride(0)
-    seen = framed.as_strided(
+    inputs_of_row = framed.as_strided(
         (len(framed), rows, wide, kw * inputs), (per_height, per_row, right * inputs, 1)
     ).contiguous()
-    told = grad.permute(2, 0, 3, 1).reshape(-1, outputs).t()
-    found = x.new_empty(outputs, kh, kw * inputs)
+    outputs_grad = grad.permute(2, 0, 3, 1).reshape(-1, outputs).t()
+    gradient = x.new_empty(outputs, kh, kw * inputs)
     for i in range(kh):
-        here = seen[i : i + down * (high - 1) + 1 : down].reshape(-1, kw * inputs)
-        torch.mm(told, here, out=found[:, i])
-    return found.view(outputs, kh, kw, inputs).permute(0, 3, 1, 2)
+        here = inputs_of_row[i : i + down * (high - 1) + 1 : down].reshape(-1, kw * inputs)
+        torch.mm(outputs_grad, here, out=gradient[:, i])
+    return gradient.view(outputs, kh, kw, inputs).permute(0, 3, 1, 2)

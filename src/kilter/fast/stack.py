@@ -1,12 +1,13 @@
-"""Many clients trained as one computation. Methods do not know: a loss is a function of (params, batch, ctx), so `vmap` can
-run it for all clients of a stack at once, and one backward pass gives everyone's own gradient, whatever the loss is.
+"""Train many clients as one computation. Methods do not notice: a loss is a function of (params, batch, ctx), so `vmap` can
+run it for all clients of a stack at once, and one backward pass gives every client its own gradient.
 
-A stack takes only fits that differ in numbers: same loss, plan, names, shapes. Clients may have different numbers of rows: in
-every step those whose batches are equally long go together, and a client that has finished leaves the stack. Nothing is padded.
+The fits of a stack differ only in numbers: they have the same loss, plan, names and shapes. Clients may have different numbers
+of rows: in every step, clients with batches of equal length go together, and a client that has finished leaves the stack.
+Nothing is padded.
 
-Results agree with one-by-one training up to the rounding of float32 sums, which are taken in another order: a difference of
-about 1e-6 of the size of the weights after a step, which training then carries on like any other rounding. They depend on who
-is in a stack with whom in the last bits, so a runtime composes stacks by who takes part, never by the number of processes.
+Results agree with one-by-one training up to the rounding of float32 sums, which are taken in a different order: about 1e-6 of
+the size of the weights after one step. The last bits depend on which clients share a stack, so a runtime composes stacks by who
+takes part, never by the number of processes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import Tensor
 from kilter.core import Batch, Fit, Loss, Tree, as_float
 from kilter.fast import foreach, switch
 from kilter.fast.chunks import width
-from kilter.fast.client_random import Dice
+from kilter.fast.client_random import ClientRandom
 from kilter.fast.layers import Layers, for_all
 from kilter.fast.memory_layout import stack_tensors, unstack
 from kilter.fast.tape import Product, Tapes, factors, plain
@@ -33,9 +34,9 @@ strict = False  # raise unexpected errors instead of falling back; the tests set
 
 
 def groups(fits: Sequence[Fit]) -> list[list[int]]:
-    """Which fits are trained together: positions, every fit in one stack."""
+    """Positions of the fits that train together; every fit is in one group."""
     alike: dict[Any, list[int]] = {}
-    known: dict[Any, list[int]] = {}  # fits often share everything but rows and seed, and then one look is enough
+    known: dict[Any, list[int]] = {}  # fits often share everything but rows and seed: a shortcut by identity
     for k, fit in enumerate(fits):
         of = getattr(fit.loss, "__self__", None), getattr(fit.loss, "__func__", fit.loss)
         shared = (*of, fit.params, *fit.rows.tables.values(), fit.plan, fit.ctx, fit.train)
@@ -50,14 +51,14 @@ def groups(fits: Sequence[Fit]) -> list[list[int]]:
 
 
 def even(group: list[int], most: int) -> list[list[int]]:
-    """In order, in as few parts of at most this many as there can be, none much smaller than another."""
+    """Split into as few parts of at most `most` as possible, of nearly equal size, in order."""
     parts = -(-len(group) // most)
     cuts = [len(group) * k // parts for k in range(parts + 1)]
     return [group[a:b] for a, b in pairwise(cuts)]
 
 
 def kind(fit: Fit) -> Any:
-    """Fits of one kind differ in numbers only. Bound methods are equal if object and function are the same."""
+    """Fits of one kind differ only in numbers. Bound methods are equal if object and function are the same."""
     columns = [(k, v.shape[1:], v.dtype) for part in (fit.rows.tables, fit.rows.own) for k, v in part.items()]
     return fit.loss, fit.plan, tuple(trainable(fit)), _kind(fit.params), tuple(columns), _kind(fit.ctx)
 
@@ -73,7 +74,7 @@ def _kind(tree: Tree) -> Any:
 
 
 def _exactly(tree: Tree) -> Any:
-    """A tree's structure and plain values, to the bit."""
+    """A tree's structure and plain values, exactly."""
     if isinstance(tree, Mapping):
         return tuple((k, _exactly(v)) for k, v in tree.items())
     if isinstance(tree, list | tuple):
@@ -101,20 +102,20 @@ def run_stack(fits: Sequence[Fit]) -> list[Fitted] | None:
 
 @dataclass(frozen=True)
 class _Slot:
-    """The place of a tensor in a tree: which of those that differ by client, or of those they share."""
+    """The place of a tensor in a tree: its position among the tensors that differ by client, or among the shared ones."""
 
     own: bool
     at: int
 
 
 class _Context:
-    """What the clients' losses are given beside parameters and rows: one tree for all, tensors by their places."""
+    """The `ctx` of all clients' losses: one tree, with slots for its tensors."""
 
     def __init__(self, trees: Sequence[Tree]) -> None:
         self._own: list[Tensor] = []  # (clients, ...)
         self.shared: list[Tensor] = []
         self.tree = self._stacked(trees)
-        # All of it but the tensors' numbers: what a loss may make another computation of.
+        # Everything but the tensors' numbers: what may change the computation.
         layout = tuple([(t.shape, t.stride(), t.dtype) for t in (*self._own, *self.shared)])
         self.kind = _exactly(self.tree), layout, same(self.shared)
 
@@ -124,7 +125,7 @@ class _Context:
             return {k: self._stacked([t[k] for t in trees]) for k in first}
         if isinstance(first, list | tuple):
             return type(first)(self._stacked([t[i] for t in trees]) for i in range(len(first)))
-        # By value, not by identity: who shares an object depends on how messages travelled, and must not show in the results.
+        # By value, not by identity: sharing of objects depends on how messages travelled, and must not change results.
         if isinstance(first, Tensor):
             if _equal(trees):
                 return self._put(False, self.shared, first)
@@ -139,11 +140,11 @@ class _Context:
         return _Slot(own, len(among) - 1)
 
     def own(self, a: int, b: int) -> list[Tensor]:
-        """What differs by client, of these clients."""
+        """The tensors that differ by client, for these clients."""
         return [t[a:b] for t in self._own]
 
     def filled(self, own: Sequence[Tensor], shared: Sequence[Tensor], tree: Tree) -> Tree:
-        """The tree with these tensors in their places."""
+        """The tree with these tensors in its slots."""
         if isinstance(tree, _Slot):
             return own[tree.at] if tree.own else shared[tree.at]
         if isinstance(tree, Mapping):
@@ -154,58 +155,58 @@ class _Context:
 
 
 def _equal(tensors: Sequence[Tensor]) -> bool:
-    """Whether these are one in their numbers."""
+    """Whether all tensors are equal."""
     return all(t is tensors[0] or torch.equal(t, tensors[0]) for t in tensors)
 
 
 def _for_each(w: Tensor, n: int) -> Tensor:
-    """(clients, ...) of what each has its own of, or all have one of."""
+    """(clients, ...): one for each client, or one expanded to all."""
     return w if len(w) == n else w.expand(n, *w.shape[1:])
 
 
 def same(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """Which of these are in one memory: a tape of one tensor in two places is none of two tensors."""
+    """Which tensors share memory. A tape for one tensor in two places is not valid for two tensors."""
     first: dict[int, int] = {}
     return tuple(first.setdefault(t.untyped_storage().data_ptr(), k) for k, t in enumerate(tensors))
 
 
-class _Course:
-    """One client's way through its rows: which of them each step takes. They are looked up for all steps at once."""
+class _Schedule:
+    """The rows that one client uses in each step, looked up for all steps at once."""
 
     def __init__(self, fit: Fit) -> None:
         self.rows = fit.rows
         self.sizes = lengths(len(fit.rows), fit.plan.batch) * fit.plan.epochs
         self.ends = tuple(accumulate(self.sizes))
-        self.at = order(fit)  # positions in its Rows
-        self.numbers = fit.rows.index.index_select(0, self.at)  # and in the tables
+        self.at = order(fit)  # positions in the client's Rows
+        self.numbers = fit.rows.index.index_select(0, self.at)  # and in the shared tables
 
     def size(self, t: int) -> int:
-        """How many rows step t = 1, 2, ... takes; none after the last."""
+        """How many rows step t = 1, 2, ... uses; 0 after the last step."""
         return self.sizes[t - 1] if t <= len(self.sizes) else 0
 
     def part(self, of: Tensor, t: int) -> Tensor:
         return of[self.ends[t - 1] - self.sizes[t - 1] : self.ends[t - 1]]
 
 
-def _gather(courses: Sequence[_Course], t: int) -> Batch:
+def _gather(schedules: Sequence[_Schedule], t: int) -> Batch:
     """The batches of several clients in step t, (clients, rows, ...)."""
-    first = courses[0].rows
+    first = schedules[0].rows
     batch: Batch = {}
-    numbers = torch.stack([c.part(c.numbers, t) for c in courses])
+    numbers = torch.stack([c.part(c.numbers, t) for c in schedules])
     for name, table in first.tables.items():
-        if all(c.rows.tables[name] is table for c in courses):
+        if all(c.rows.tables[name] is table for c in schedules):
             # index_select copies whole rows, which is three times as fast as table[numbers]
-            found = table.index_select(0, numbers.flatten()).unflatten(0, numbers.shape)
+            rows = table.index_select(0, numbers.flatten()).unflatten(0, numbers.shape)
         else:
-            found = torch.stack([c.rows.tables[name].index_select(0, c.part(c.numbers, t)) for c in courses])
-        batch[name] = as_float(found)
+            rows = torch.stack([c.rows.tables[name].index_select(0, c.part(c.numbers, t)) for c in schedules])
+        batch[name] = as_float(rows)
     for name in first.own:
-        batch[name] = torch.stack([c.rows.own[name][c.part(c.at, t)] for c in courses])
+        batch[name] = torch.stack([c.rows.own[name][c.part(c.at, t)] for c in schedules])
     return batch
 
 
 class _Step:
-    """The losses of several clients' batches and their gradients, as a function of tensors alone."""
+    """The losses and gradients of several clients' batches, as a function of tensors only."""
 
     tapes = Tapes()
 
@@ -216,41 +217,41 @@ class _Step:
         train: list[str],
         columns: tuple[str, ...],
         ctx: _Context,
-        dice: list[Dice],
+        randoms: list[ClientRandom],
     ) -> None:
         self.loss, self.params, self.train, self.columns = loss, params, train, columns
-        self.ctx, self.dice = ctx, dice
+        self.ctx, self.randoms = ctx, randoms
 
     def __call__(self, params: list[Tensor], batch: list[Tensor], own: list[Tensor]) -> Sequence[Tensor | Product]:
-        """Every client's loss, then the gradients by name."""
+        """The losses of all clients, then the gradients in the order of `train`."""
         inputs = [*params, *batch, *own, *self.ctx.shared]
         shapes = tuple([(t.shape, t.stride(), t.dtype) for t in (*params, *batch)])
         key = self.loss, self.params, tuple(self.train), self.columns, shapes, self.ctx.kind
         return self.tapes.run(key, self.compute, inputs)
 
     def compute(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        given = iter(inputs)
-        params = {k: _for_each(next(given).detach(), len(self.dice)) for k in self.params}
+        remaining = iter(inputs)
+        params = {k: _for_each(next(remaining).detach(), len(self.randoms)) for k in self.params}
         leaves = [params[k].requires_grad_() for k in self.train]
-        private = [*params.values(), *islice(given, len(inputs) - len(params) - len(self.ctx.shared))]
-        shared = list(given)
+        private = [*params.values(), *islice(remaining, len(inputs) - len(params) - len(self.ctx.shared))]
+        shared = list(remaining)
 
         def one(me: Tensor, mine: list[Tensor]) -> Tensor:
-            with Layers(me, self.dice):
+            with Layers(me, self.randoms):
                 own = iter(mine)
                 w = dict(zip(self.params, islice(own, len(self.params)), strict=True))
                 rows = dict(zip(self.columns, islice(own, len(self.columns)), strict=True))
                 return self.loss(w, rows, self.ctx.filled(list(own), shared, self.ctx.tree))
 
-        losses = for_all(len(self.dice), one, private)
-        # Each client's loss is a function of its own parameters alone: the sum's gradient is everyone's own.
-        found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
-        grads = [torch.zeros_like(w) if g is None else g for w, g in zip(leaves, found, strict=True)]
+        losses = for_all(len(self.randoms), one, private)
+        # A client's loss depends only on its own parameters: the gradient of the sum holds every client's own gradient.
+        raw = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+        grads = [torch.zeros_like(w) if g is None else g for w, g in zip(leaves, raw, strict=True)]
         return [losses.detach(), *(g.detach() for g in grads)]
 
 
 def _runs(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(from, to) of neighbours with equal batches; those who have finished (length 0) are left out."""
+    """(start, end) of neighbours with batches of equal length; finished clients (length 0) are left out."""
     at = 0
     for length, same in groupby(lengths):
         end = at + len(list(same))
@@ -261,28 +262,28 @@ def _runs(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 def _train(fits: Sequence[Fit]) -> list[Fitted]:
     plan, loss = fits[0].plan, fits[0].loss
-    # Longest first, equally long ones side by side: neighbours then have equal batches in most steps.
+    # Longest first, so that neighbours have batches of equal length in most steps.
     longest = sorted(range(len(fits)), key=lambda k: -len(fits[k].rows))
     fits = [fits[k] for k in longest]
-    courses, dice = [_Course(f) for f in fits], [Dice(f.seed) for f in fits]
+    schedules, randoms = [_Schedule(f) for f in fits], [ClientRandom(f.seed) for f in fits]
     params = {k: stack_tensors([f.params[k] for f in fits]) for k in fits[0].params}
     names = trainable(fits[0])
     common = _common(fits, names)
     state = plan.begin([params[k] for k in names])
     ctx = _Context([f.ctx for f in fits])
     totals = torch.zeros(len(fits))
-    for t in range(1, max(len(c.sizes) for c in courses) + 1):
-        for a, b in _runs([c.size(t) for c in courses]):
-            batch = _gather(courses[a:b], t)
-            step = _Step(loss, tuple(params), names, tuple(batch), ctx, dice[a:b])
+    for t in range(1, max(len(c.sizes) for c in schedules) + 1):
+        for a, b in _runs([c.size(t) for c in schedules]):
+            batch = _gather(schedules[a:b], t)
+            step = _Step(loss, tuple(params), names, tuple(batch), ctx, randoms[a:b])
             here = {k: v[a:b] for k, v in params.items()}
-            begun = {k: v[:1] if t == 1 and k in common else v for k, v in here.items()}
-            losses, *found = step(list(begun.values()), list(batch.values()), ctx.own(a, b))
+            start = {k: v[:1] if t == 1 and k in common else v for k, v in here.items()}
+            losses, *raw = step(list(start.values()), list(batch.values()), ctx.own(a, b))
             leaves = [here[k] for k in names]
-            if plan.rate is not None:  # the new weights are the old ones and a multiple of the gradient: in one go
-                _descend(leaves, found, -plan.rate)
+            if plan.rate is not None:  # plain SGD: add a multiple of the gradient in one operation
+                _descend(leaves, raw, -plan.rate)
             else:
-                grads = [plain(g) for g in found]
+                grads = [plain(g) for g in raw]
                 if plan.clip:
                     _clip(grads, plan.clip)
                 plan.update(leaves, grads, [[s[a:b] for s in part] for part in state], t)
@@ -290,22 +291,22 @@ def _train(fits: Sequence[Fit]) -> list[Fitted]:
     parts = {k: unstack(v) for k, v in params.items()}
     done: list[Fitted] = [None] * len(fits)  # type: ignore[list-item]
     for i, (k, total) in enumerate(zip(longest, totals.tolist(), strict=True)):
-        n = len(courses[i].sizes)
+        n = len(schedules[i].sizes)
         done[k] = Fitted({name: part[i] for name, part in parts.items()}, total / max(n, 1), n)
     return done
 
 
 def _common(fits: Sequence[Fit], names: Sequence[str]) -> set[str]:
-    """The weights with which all begin, if there are linear layers only: a convolution would copy them for each client."""
+    """The weights that all clients start from, for networks of linear layers. (A convolution would copy them for each client.)"""
     if any(v.dim() > 2 for v in fits[0].params.values()):
         return set()
     return {k for k in names if _equal([f.params[k] for f in fits])}
 
 
 def _descend(weights: Sequence[Tensor], grads: Sequence[Tensor | Product], rate: float) -> None:
-    """Every weight and `rate` times its gradient; products are added as they are multiplied out, half the way of memory."""
+    """Add `rate` times the gradient to every weight. Products are added without storing them."""
     own = {w.untyped_storage().data_ptr() for w in weights}
-    # A factor may be a weight itself, which is about to change.
+    # A factor may be a weight that is about to change.
     grads = [plain(g) if own & {f.untyped_storage().data_ptr() for f in factors(g)} else g for g in grads]
     rest = []
     for w, g in zip(weights, grads, strict=True):
@@ -318,7 +319,7 @@ def _descend(weights: Sequence[Tensor], grads: Sequence[Tensor | Product], rate:
 
 
 def _clip(grads: list[Tensor], limit: float) -> None:
-    """Shrink every client's gradient to this norm if it is longer."""
+    """Scale every client's gradient down to this norm if it is larger."""
     norm = torch.stack([g.flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
     shrink = torch.clamp(limit / (norm + 1e-6), max=1.0)
     for g in grads:

@@ -1,12 +1,13 @@
-"""A computation written down as it happens, to be done again on other numbers of the same shapes without asking Python.
+"""Record a computation once and replay it on other numbers of the same shapes, without Python's overhead.
 
-A step of a small stack is some thirty operations of torch, of which Python's part (modules, `vmap`, autograd) takes longer than
-the numbers. All of it is the same in every step, so the operations are noted once and from then on called one after another. What
-could make a later step another computation makes a tape useless: chance, a look at a tensor's numbers, a shape that depends on
-them. So does a first rehearsal, on other numbers, that does not give the same bits.
+A step of a small stack is about thirty torch operations, for which Python (modules, `vmap`, autograd) takes longer than the
+arithmetic. Every step is the same, so the operations are recorded once and then called one after another. A tape is not used
+if a later step could be a different computation: because of random numbers, code that reads a tensor's values, or shapes that
+depend on them. Nor is it used if a rehearsal on other numbers does not give the same bits.
 
-A result that is a product of matrices, and nothing but a result, is given as its factors: whoever adds it to something need not
-multiply it out first. That rounds otherwise, so a tape is used from the first time on: who saw what before must not show.
+A result that is a matrix product, and nothing but a result, is returned as its factors: the caller can add it without
+multiplying it out first. That rounds differently, so a tape is used from the first step on: results must not depend on what was
+recorded before.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ Compute = Callable[[Sequence[Tensor]], list[Tensor]]
 Tape = Callable[..., list["Tensor | Product"]]
 
 CHANGING = {torch.Tag.nondeterministic_seeded, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
-ALIASES = {torch.ops.aten.detach.default, torch.ops.aten.alias.default}  # which only autograd tells from their argument
+ALIASES = {torch.ops.aten.detach.default, torch.ops.aten.alias.default}  # differ from their argument only for autograd
 LOOKS = {Tensor.numpy, Tensor.tolist, Tensor.item, Tensor.__array__, Tensor.__bool__, Tensor.__float__, Tensor.__int__}
 KEPT = 256  # tapes
 
 
 class Product(NamedTuple):
-    """Matrices that are to be multiplied, one by one of a batch."""
+    """The factors of a batched matrix product."""
 
     left: Tensor
     right: Tensor
@@ -40,12 +41,12 @@ class Product(NamedTuple):
 
 
 def plain(result: Tensor | Product) -> Tensor:
-    """Multiplied out."""
+    """The result as a tensor."""
     return result.tensor() if isinstance(result, Product) else result
 
 
-class Useless(Exception):
-    """Why something cannot be written down."""
+class CannotRecord(Exception):
+    """Why a computation cannot be recorded."""
 
 
 def factors(result: Tensor | Product) -> tuple[Tensor, ...]:
@@ -53,43 +54,43 @@ def factors(result: Tensor | Product) -> tuple[Tensor, ...]:
 
 
 class Tapes:
-    """The computations seen lately, by whatever tells them unstack."""
+    """Recently recorded computations, by key."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[Any, Tape | None] = OrderedDict()
 
     def run(self, key: Any, compute: Compute, inputs: Sequence[Tensor]) -> Sequence[Tensor | Product]:
-        """compute(inputs), from a tape where that can be."""
+        """compute(inputs), replayed from a tape if possible."""
         if key not in self._seen:
-            found, self._seen[key] = recorded(compute, inputs)
+            results, self._seen[key] = recorded(compute, inputs)
             if len(self._seen) > KEPT:
                 self._seen.popitem(last=False)
-            return found
+            return results
         self._seen.move_to_end(key)
         tape = self._seen[key]
         return compute(inputs) if tape is None else played(tape, inputs)
 
 
 def recorded(compute: Compute, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor | Product], Tape | None]:
-    """compute(inputs), by its tape if it can be written down; and the tape, which takes the inputs as arguments."""
+    """compute(inputs), and its tape (a function of the inputs) if the computation can be recorded."""
     copies = [t.clone() for t in inputs]
-    if any(t.stride() != c.stride() for t, c in zip(inputs, copies, strict=True)):  # numbers that lie upon each other
+    if any(t.stride() != c.stride() for t, c in zip(inputs, copies, strict=True)):  # overlapping memory
         return compute(inputs), None
-    with Recorder(copies) as recorder, _Looks(recorder):
-        found = compute(copies)
-    tape = recorder.tape(found)
+    with Recorder(copies) as recorder, _ValueReads(recorder):
+        results = compute(copies)
+    tape = recorder.tape(results)
     del recorder  # and all it holds
     if tape is not None and rehearsed(tape, compute, inputs):
         return played(tape, inputs), tape
-    # The copies have been through it, and another time its chance would be another: so that was it.
+    # Running it again could draw other random numbers, so keep these results and copy back what changed in place.
     for t, c in zip(inputs, copies, strict=True):
         if not torch.equal(t, c):
             t.copy_(c)
-    return found, None
+    return results, None
 
 
 def rehearsed(tape: Tape, compute: Compute, inputs: Sequence[Tensor]) -> bool:
-    """Whether the tape gives the same bits on other numbers: what was taken for a constant and is none will show."""
+    """Whether the tape gives the same bits on other numbers. This exposes values wrongly taken for constants."""
     mine, theirs = ([t * 0.5 if t.is_floating_point() else t.clone() for t in inputs] for _ in range(2))
     expected, results = compute(mine), [plain(r) for r in played(tape, theirs)]
     pairs = zip([*expected, *mine], [*results, *theirs], strict=True)
@@ -102,36 +103,36 @@ def played(tape: Tape, inputs: Sequence[Tensor]) -> list[Tensor | Product]:
 
 
 class Recorder(TorchDispatchMode):
-    """While this is on, every operation of torch is noted."""
+    """Inside this context, every torch operation is recorded."""
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._names: dict[int, str] = {}  # of tensors, by identity
-        self._places: dict[Any, str] = {}  # and by where they lie: autograd may give another view of the same numbers
+        self._places: dict[Any, str] = {}  # by memory: autograd may return another view of the same numbers
         self._memory: set[int] = set()
-        self._held: list[Any] = []  # an identity is one's own only while one lives
+        self._held: list[Any] = []  # keeps objects alive, because ids are unique only among live objects
         self._constants: dict[str, Any] = {}
         self._lines: list[tuple[list[str], str, list[str], bool]] = []  # results, call, arguments, whether it writes
         self._factors: dict[str, list[str]] = {}  # of products
-        self.why: str | None = None  # it cannot be written down
+        self.why: str | None = None  # the computation cannot be recorded
         self._inputs = [self._new(t) for t in inputs]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # to tell torch's compiler that it is not wanted here would take 1.6 s: it would be imported first
+        return False  # opting out would import torch's compiler, which takes 1.6 s
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if self.why is None:
             try:
                 self._note(func, args, kwargs or {}, out)
-            except Useless as e:
+            except CannotRecord as e:
                 self.why = str(e)
         return out
 
     def _note(self, func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> None:
         if CHANGING & set(func.tags):
-            raise Useless(f"{func} may be another computation the next time")
+            raise CannotRecord(f"{func} may be a different computation next time")
         used: list[str] = []
         if func in ALIASES:
             self._names[id(out)] = self._name(args[0])
@@ -141,7 +142,7 @@ class Recorder(TorchDispatchMode):
         results = [out] if isinstance(out, Tensor) else list(out) if isinstance(out, list | tuple) else None
         if results is None or not all(r is None or isinstance(r, Tensor) for r in results):
             if out is not None:
-                raise Useless(f"{func} gives {type(out).__name__}")
+                raise CannotRecord(f"{func} gives {type(out).__name__}")
             results = []
         names = ["_" if r is None else self._names.get(id(r)) or self._new(r) for r in results]
         call = f"{self._constant(func._op)}({', '.join(given)})"
@@ -163,12 +164,12 @@ class Recorder(TorchDispatchMode):
         if id(t) in self._names:
             return self._names[id(t)]
         if t.layout != torch.strided or not t.numel():
-            raise Useless("a tensor of an unusual kind")
-        if t.untyped_storage().data_ptr() not in self._memory:  # made before: a constant of the loss
+            raise CannotRecord("a tensor with an unusual layout")
+        if t.untyped_storage().data_ptr() not in self._memory:  # created earlier: a constant of the loss
             self._held.append(t)
             return self._constant(t)
         if _place(t) not in self._places:
-            raise Useless("a view that was not seen being made")
+            raise CannotRecord("a view that was not recorded")
         self._held.append(t)
         self._names[id(t)] = self._places[_place(t)]
         return self._names[id(t)]
@@ -188,14 +189,14 @@ class Recorder(TorchDispatchMode):
         if value is None or type(value) in (bool, int, str):
             return repr(value)
         if isinstance(value, Generator):
-            raise Useless("chance")
+            raise CannotRecord("random numbers")
         return self._constant(value)
 
     def tape(self, outputs: Sequence[Tensor]) -> Tape | None:
-        """What was noted, as a function of the inputs that gives these; None if it cannot be."""
+        """The recorded operations as a function from the inputs to these outputs; None if that is not possible."""
         try:
             results = [self._name(t) for t in outputs]
-        except Useless as e:
+        except CannotRecord as e:
             self.why = str(e)
         if self.why is not None:
             return None
@@ -220,14 +221,14 @@ class Recorder(TorchDispatchMode):
             last |= set(ended)
             lines.append(f"    {code}" + (f"; del {', '.join(ended)}" if ended else ""))
         head = f"def tape({', '.join(self._inputs)}):"
-        space = {"Product": Product, **self._constants}
-        exec("\n".join([head, *reversed(lines), f"    return [{', '.join(given)}]"]), space)
-        made: Tape = space["tape"]
-        return made
+        namespace = {"Product": Product, **self._constants}
+        exec("\n".join([head, *reversed(lines), f"    return [{', '.join(given)}]"]), namespace)
+        tape: Tape = namespace["tape"]
+        return tape
 
 
-class _Looks(TorchFunctionMode):
-    """While this is on, a look at a tensor's numbers that torch's operations do not see makes the tape useless."""
+class _ValueReads(TorchFunctionMode):
+    """Inside this context, reading a tensor's values, which is not a torch operation, rules out a tape."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -237,7 +238,7 @@ class _Looks(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func in LOOKS:
-            self._recorder.why = "it looks at numbers"
+            self._recorder.why = "it reads values"
         return func(*args, **(kwargs or {}))
 
 

@@ -1,11 +1,11 @@
-"""Convolutions with 3x3 filters in fewer multiplications: the minimal algorithms of Toom, Cook and Winograd.
+"""3x3 convolutions with fewer multiplications: the minimal algorithms of Toom, Cook and Winograd.
 
-A tile of (m+2) x (m+2) inputs gives m x m outputs y = A [(G w G') * (B x B')] A'. The product *, summed over channels, is one of
-matrices for each of the (m+2)^2 places in a tile: for m = 4 it multiplies 36 times where 144 is usual. Gradients are made of the
-same three matrices.
+A tile of (m+2) x (m+2) inputs gives m x m outputs y = A [(G w G') * (B x B')] A'. The product *, summed over channels, is a matrix
+product for each of the (m+2)^2 places in a tile: for m = 4, 36 multiplications instead of 144. Gradients use the same three
+matrices.
 
-The points decide the rounding. With those below the error beside float64 is about 4e-7 for m = 2 and 1e-6 for m = 4, where torch's
-kernels have 2e-7 to 2e-6. ResNet-18 after two steps is about as far from float64's, 1e-2 of the update (a slow test).
+The points determine the rounding error. Relative to float64 it is about 4e-7 for m = 2 and 1e-6 for m = 4; torch's kernels have
+2e-7 to 2e-6. After two steps of ResNet-18, both are about 1e-2 of the update away from float64 (a slow test measures it).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 2 / 3, -2 / 3, 3 / 2, -3 / 2)}  # and infinity
-BLOCK = 1 << 20  # numbers of transformed input at a time: they should stay in the cache
-LARGEST = 1 << 23  # numbers of one row, transformed: beyond, memory is dear
-GAIN = 1.2  # how many times fewer multiplications are worth the trouble
+BLOCK = 1 << 20  # numbers of transformed input at a time, so that they stay in the cache
+LARGEST = 1 << 23  # numbers of one transformed row: beyond that, memory is short
+GAIN = 1.2  # use it only for this many times fewer multiplications
 
 
 def tile(rows: int, high: int, wide: int, inputs: int, outputs: int) -> int:
-    """The m with the fewest multiplications for so many outputs of so many channels; 0 where the usual way does."""
+    """The m with the fewest multiplications for this many outputs and channels; 0: the usual algorithm is as good."""
 
     def work(m: int) -> float:
-        """Per input and output channel: the products, the transforms of both sides, and of the filters."""
+        """Multiplications per input and output channel: products, transforms of inputs and outputs, transforms of filters."""
         places, tiles = (m + 2) ** 2, -(-high // m) * -(-wide // m)
         if places * tiles * max(inputs, outputs) > LARGEST:
             return inf
