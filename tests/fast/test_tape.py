@@ -248,9 +248,7 @@ def test_a_module_that_draws_is_trained_without_a_tape() -> None:
         assert all(torch.allclose(v, found.params[k], atol=1e-5) for k, v in run_one(fit).params.items())
 
 
-@pytest.mark.parametrize(
-    "plan", [SGD(lr=0.1, batch=6), SGD(lr=0.1, batch=6, momentum=0.9), SGD(batch=0)]
-)
+@pytest.mark.parametrize("plan", [SGD(lr=0.1, batch=6), SGD(lr=0.1, batch=6, momentum=0.9), SGD(batch=0)])
 @pytest.mark.parametrize("sizes", [(30, 30, 30, 30), (30, 30, 7, 0), (5, 5, 2, 1)])
 @pytest.mark.parametrize("alike", [True, False])
 def test_clients_that_begin_alike_or_not_and_some_that_never_begin(
