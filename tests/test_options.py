@@ -15,7 +15,20 @@ from kilter import SGD, Adam, Method, Mistake
 from kilter.core import Params
 from kilter.experiment import Experiment
 from kilter.methods import methods
-from kilter.options import Option, check, choices, convert, declaration, default, fill, option, own_fields
+from kilter.options import (
+    PACKAGE,
+    Option,
+    Setting,
+    check,
+    choices,
+    convert,
+    declaration,
+    default,
+    fill,
+    option,
+    own_fields,
+    read_classes,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,3 +161,19 @@ def test_a_method_with_plain_defaults_works_and_refuses_nan():
 def test_a_decayed_rate_may_underflow():
     assert SGD(lr=0.1, decay=0.1).at(1000).lr == 0
     assert SGD(lr=0.1, decay=0.5).at(3).lr == 0.1 * 0.5**2
+
+
+DECLARING = {"experiment.py": [Experiment], "train.py": [SGD, Adam]} | {
+    f"methods/{name.replace('-', '_')}.py": [kind] for name, kind in methods().items()
+}
+
+
+@pytest.mark.parametrize("path", DECLARING)
+def test_declarations_read_from_source_are_those_of_the_classes(path):
+    for kind in DECLARING[path]:
+        own = own_fields(kind, Method).values() if issubclass(kind, Method) else fields(kind)
+        source = read_classes(PACKAGE / path)[kind.__name__]
+        expected = {f.name: Setting(f.name, default(f), choices(f), declaration(f)) for f in own}
+        assert source.settings == expected
+        assert " ".join(source.doc.split()) == " ".join(kind.__doc__.split())
+        assert source.needs == getattr(kind, "needs", frozenset())

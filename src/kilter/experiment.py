@@ -34,9 +34,7 @@ from kilter.runtimes.simulation import Missing, Simulation
 from kilter.seeds import numpy_generator
 from kilter.tasks import Task
 from kilter.topology import topology
-from kilter.train import SGD, Adam, Plan
-
-PLANS: dict[str, type[Plan]] = {"sgd": SGD, "adam": Adam}
+from kilter.train import PLANS, Plan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,12 @@ takes any finite value of its type.
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from numbers import Integral, Real
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 from kilter.errors import Mistake, unknown
@@ -18,6 +20,7 @@ from kilter.errors import Mistake, unknown
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+PACKAGE = Path(__file__).parent
 T = TypeVar("T")
 Bound = float | str | None  # a number, or the name of another field
 
@@ -188,3 +191,69 @@ def fill(kind: type, values: Mapping[str, object], of: str, allowed: Iterable[st
                 raise Mistake(f"The {of} has no settings, but '{name}' was given.")
             raise unknown(f"field of the {of}", name, known)
     return {name: convert(value, known[name], f"the {of}") for name, value in values.items()}
+
+
+# Declarations read from source, without importing what they declare ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting as its source file declares it."""
+
+    name: str
+    default: Any
+    choices: tuple[str, ...]
+    option: Option
+
+
+@dataclass(frozen=True)
+class ClassSource:
+    """A class as its source file declares it."""
+
+    name: str
+    module_doc: str
+    doc: str
+    settings: dict[str, Setting]  # its own and, first, those of its bases in the same file
+    needs: frozenset[str]
+
+
+def read_classes(path: Path) -> dict[str, ClassSource]:
+    """The classes of a source file. Importing it would import torch, which takes a second.
+
+    >>> read_classes(PACKAGE / "train.py")["SGD"].settings["momentum"].option.range()
+    'at least 0 and below 1'
+    """
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    classes: dict[str, ClassSource] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            bases = [classes[b.id] for b in node.bases if isinstance(b, ast.Name) and b.id in classes]
+            settings = {name: setting for base in bases for name, setting in base.settings.items()}
+            settings |= {s.name: s for line in node.body if (s := _setting(line))}
+            doc, module_doc = ast.get_docstring(node) or "", ast.get_docstring(tree) or ""
+            classes[node.name] = ClassSource(node.name, module_doc, doc, settings, _needs(node))
+    return classes
+
+
+def _setting(line: ast.stmt) -> Setting | None:
+    """The setting that a line of a class declares with `option(...)`; None for any other line."""
+    if not (isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and isinstance(line.value, ast.Call)):
+        return None
+    call = line.value
+    if not (isinstance(call.func, ast.Name) and call.func.id == "option"):
+        return None
+    like, *words = (ast.literal_eval(argument) for argument in call.args)
+    bounds = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
+    kind, names = line.annotation, ()
+    if isinstance(kind, ast.Subscript) and isinstance(kind.value, ast.Name) and kind.value.id == "Literal":
+        names = ast.literal_eval(kind.slice)
+    return Setting(line.target.id, like, names, Option(*words, **bounds))
+
+
+def _needs(node: ast.ClassDef) -> frozenset[str]:
+    for line in node.body:
+        if isinstance(line, ast.Assign) and [ast.unparse(t) for t in line.targets] == ["needs"]:
+            call = line.value
+            if isinstance(call, ast.Call) and call.args:
+                return frozenset(ast.literal_eval(call.args[0]))
+    return frozenset()

@@ -129,6 +129,9 @@ class Adam(Plan):
         foreach.addcdiv_(weights, first, root, -self.lr / (1 - self.beta1**t))
 
 
+PLANS: dict[str, type[Plan]] = {"sgd": SGD, "adam": Adam}
+
+
 @dataclass(frozen=True)
 class Fitted:
     """What came of a Fit."""

@@ -1,15 +1,18 @@
-"""What is said of every method: on the page, in the terminal, and as measured."""
+"""What is said about every method: on the page and in the terminal."""
 
 from __future__ import annotations
 
 import re
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
-from kilter.core import Method
+from kilter.errors import Mistake
 from kilter.methods import methods
-from kilter.report.methods import Cost, about, costs, price, table, topologies
+from kilter.options import PACKAGE, ClassSource, read_classes
+from kilter.report.method_costs import Cost, federation, instance
+from kilter.report.methods import describe, descriptions, table
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
 
@@ -20,40 +23,55 @@ def test_every_method_is_on_the_page_with_a_law(name: str) -> None:
     assert re.search(rf"^- \*\*`{name}`\*\* .{{20,}}", PAGE, re.MULTILINE)
 
 
+def test_every_method_is_described() -> None:
+    assert list(descriptions()) == sorted(methods(), key=lambda name: name.replace("-", "_"))
+    for method in descriptions().values():
+        assert min(map(len, (method.paper, method.keeps, method.sends))) > 3
+
+
+def test_a_description_is_read_from_the_docstrings() -> None:
+    assert descriptions()["scaffold"].keeps == "its control variate c_i"
+    assert descriptions()["fedrep"].sends == "its body, and how many rows it trained on"
+    assert describe(read_classes(PACKAGE / "core.py")["Method"]).keeps == ""
+
+
+UNDER = {"star": "star", "rotating": "rotating", "full": "the full graph of peers", "ring": "any graph of peers"}
+
+
 @pytest.mark.parametrize("name", methods())
-def test_every_file_says_what_is_kept_and_sent(name: str) -> None:
-    said = about(methods()[name])
-    assert min(map(len, (said.paper, said.keeps, said.sends))) > 3
-    assert topologies(methods()[name])
+def test_the_topologies_are_those_a_runtime_accepts(name: str) -> None:
+    accepted = []
+    for spec, text in UNDER.items():
+        try:
+            federation(spec).bind(instance(methods()[name]))
+        except Mistake:
+            continue
+        accepted.append(text)
+    if UNDER["ring"] in accepted:  # any graph: the full one too
+        accepted.remove(UNDER["full"])
+    assert descriptions()[name].topologies == tuple(accepted)
 
 
-def test_about() -> None:
-    assert about(methods()["scaffold"]).keeps == "its control variate c_i"
-    assert about(methods()["fedrep"]).sends == "its body, and how many rows it trained on"
-    assert about(Method).keeps == ""
+def test_methods_of_other_packages_are_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "their_method.py").write_text(
+        '"""Theirs."""\nclass Theirs:\n    """One.\n\n    Keeps: little.  Sends: less.\n    """\n    a: int = option(1, "A.")\n'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    point = EntryPoint("theirs", "their_method:Theirs", "kilter.methods")
+    monkeypatch.setattr("kilter.report.methods.entry_points", lambda group: [point])
+    theirs = descriptions()["theirs"]
+    assert (theirs.paper, theirs.keeps, theirs.sends) == ("Theirs", "little", "less")
+    assert [s.name for s in theirs.settings] == ["a"]
 
 
-def test_topologies() -> None:
-    assert topologies(methods()["fedavg"]) == ["star", "rotating", "any graph of peers"]
-    assert topologies(methods()["feddc"]) == ["star", "rotating"]
-
-
-def test_costs_are_those_of_the_papers() -> None:
-    names = ("fedavg", "scaffold", "feddc", "fedem", "fedrep", "solo", "fedmd")
-    found = costs({n: methods()[n] for n in names})
-    rounds = {n: round(c.round, 2) for n, c in found.items()}
-    assert rounds | {"fedrep": 1} == {
-        "fedavg": 1, "scaffold": 2, "feddc": 2, "fedem": 3, "fedrep": 1, "solo": 0, "fedmd": rounds["fedmd"]
-    }  # fmt: skip
-    assert 0.9 < rounds["fedrep"] < 1
-    assert rounds["fedmd"] < 0.1 > found["fedmd"].once > found["fedmd"].round
-
-
-def test_prices_and_the_table() -> None:
-    assert price(Cost(1, 0.001)) == "1.00 x FedAvg's bytes a round"
-    assert price(Cost(2, 0.5)) == "2.00 x FedAvg's bytes a round, and 0.50 x once"
-    found = table({"fedprox": methods()["fedprox"]}, measured=True)
-    text = str(found.columns[1]._cells[0])
+def test_the_table_shows_settings_and_costs() -> None:
+    rows = table({"fedprox": descriptions()["fedprox"]}, {"fedprox": Cost(1, 0)})
+    text = str(rows.columns[1]._cells[0])
     assert "keeps: nothing" in text
-    assert "costs: 1.00 x" in text
+    assert "costs: 1.00 x FedAvg's bytes a round" in text
     assert "--set mu=0.01  Strength of the proximal term; 0 is FedAvg." in text
+
+
+def test_a_class_without_settings_or_needs() -> None:
+    source = ClassSource("A", "Paper.", "Keeps: a. Sends: b.", {}, frozenset())
+    assert describe(source).topologies == ("star", "rotating", "any graph of peers")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kilter.errors import Mistake
-from kilter.net.frames import LARGEST
+from kilter.net import LARGEST
 
 Tls = Annotated[Path | None, typer.Option("--tls", help="folder with key.pem, cert.pem, ca.pem", show_default=False)]
 Insecure = Annotated[bool, typer.Option("--insecure", help="no TLS: anyone may say any name; loopback only")]

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-import kilter.study
+from kilter.commands.experiment_options import experiment_options, stdout, worker_count
 from kilter.errors import Mistake, unknown
-from kilter.runtimes.interrupts import stoppable
 
 LISTS = ("data", "partition", "topology", "model")  # options that may name several, with commas
-Command = Callable[..., None]
 Jobs = Annotated[str, typer.Option(help="runs at once; auto: one a core")]
 Preset = Annotated[str, typer.Option(help="one of the study's presets", show_default=False)]
 
 
-def add_to(app: typer.Typer, experiment_options: Callable[[Command], Command]) -> None:
-    """Give the command line these commands; options of single runs come from Experiment, as everywhere."""
-    command = experiment_options(compare)
-    kept = [p for p in inspect.signature(command).parameters.values() if p.name not in ("method", "seed")]
-    command.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in kept}
-    for each in (command, reproduce, demo):
-        app.command()(each)
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command()(experiment_options(compare, leave_out=("method", "seed")))
+    app.command()(reproduce)
+    app.command()(demo)
 
 
 def compare(
@@ -100,6 +93,7 @@ def demo(
     jobs: Jobs = "auto",
 ) -> None:
     """Six methods on skewed digits, a minute and a half: nothing is downloaded."""
+    import kilter.study
     from kilter.study.grid import Study
 
     carry_on(Study.read(Path(kilter.study.__file__).with_name("demo.toml")), Path(out), jobs)
@@ -107,12 +101,10 @@ def demo(
 
 def carry_on(study: Any, path: Path, jobs: str) -> None:
     """Run a study to its end, show its table, and say where its files are; or stop cleanly."""
-    from kilter.cli import worker_count
     from kilter.runtimes.autotune import cores
+    from kilter.runtimes.interrupts import stoppable
     from kilter.study.pipeline import conduct
     from kilter.study.tables import show
-
-    console = Console(highlight=False)
 
     if jobs != "auto":
         whole(jobs, "--jobs", least=1)
@@ -120,14 +112,14 @@ def carry_on(study: Any, path: Path, jobs: str) -> None:
     at_once = cores() if chosen == "auto" else chosen
     try:
         with stoppable():
-            results = conduct(study, path, at_once, console, f"kilter {shlex.join(sys.argv[1:])}")
+            results = conduct(study, path, at_once, stdout, f"kilter {shlex.join(sys.argv[1:])}")
     except KeyboardInterrupt:
-        console.print(f"Stopped. Nothing is lost in '{path}': the same command goes on from there.", markup=False)
+        stdout.print(f"Stopped. Nothing is lost in '{path}': the same command goes on from there.", markup=False)
         raise typer.Exit(130) from None
-    show(results, console)
-    console.print(f"\nFiles: {path} (results.md, table.md, table.csv, results.json, figures/, runs/)", markup=False)
+    show(results, stdout)
+    stdout.print(f"\nFiles: {path} (results.md, table.md, table.csv, results.json, figures/, runs/)", markup=False)
     if results.failures:
-        console.print("Failed runs are tried again by the same command.", markup=False)
+        stdout.print("Failed runs are tried again by the same command.", markup=False)
         raise typer.Exit(1)
 
 

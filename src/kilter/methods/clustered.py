@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kilter.blocks.clustering import Cluster, Linkage, bipartition, cosines, of
+from kilter.blocks.clustering import Cluster, bipartition, cosines, of
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
 from kilter.options import option
 from kilter.params import average, sub, vector, weights
@@ -36,7 +36,7 @@ class Clustered(Method):
     unit: Literal["relative", "absolute"] = option("relative", "Unit of eps1 and eps2: round 1's longest update, or 1.")
     gamma: float = option(0.0, "Share of noise in an update; 0.7: split only at right angles; 0: no test.", at_least=0)
     warm: int = option(20, "Rounds before the first split.", at_least=0)
-    linkage: Linkage = option("complete", "complete: the authors' code; single: the paper's optimal bipartition.")
+    linkage: Literal["complete", "single"] = option("complete", "complete: the authors' code; single: as in the paper.")
 
     def setup(self, fed: Federation) -> State:
         return {"clusters": [{"ids": list(fed.ids), "w": self.task.init(fed.seed)}], "longest": 0.0}

@@ -9,3 +9,5 @@ terms    what server and sites agree on before the first order: the experiment, 
 peer     the runtime of a peer: the script in the first person
 seal     letters that a relay cannot read
 """
+
+LARGEST = 2**31  # bytes in the body of a letter, by default

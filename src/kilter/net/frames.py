@@ -10,11 +10,11 @@ import json
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+from kilter.net import LARGEST as LARGEST
 from kilter.records.wire import Malformed
 
 CHUNK = 2**20  # bytes of body in a frame
 LARGEST_HEAD = 2**20
-LARGEST = 2**31  # bytes in a body, unless one is told otherwise
 OPTIONS: list[tuple[str, Any]] = [  # of every channel and server
     ("grpc.max_receive_message_length", CHUNK + 2**16),
     ("grpc.max_send_message_length", CHUNK + 2**16),

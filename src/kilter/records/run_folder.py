@@ -11,7 +11,6 @@ checkpoint.safetensors  where to go on; nodes/ID@ROUND.safetensors: what each no
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -25,6 +24,11 @@ from weakref import ReferenceType, ref
 from kilter.core import Tree
 from kilter.errors import Mistake
 from kilter.records import wire
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows has no such lock: there, nothing stops two processes from using one folder
+    fcntl = None  # type: ignore[assignment]
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -64,13 +68,15 @@ class Store:
         except OSError as e:
             raise cannot_write(self.folder, e) from None
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fcntl is not None:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise Mistake(
                 f"Another process is working in '{self.folder}': wait for it, or choose another folder."
             ) from None
         self._versions: dict[str, int] = {}
-        os.register_at_fork(after_in_child=partial(_close, ref(self)))  # a worker may outlive us, and must not hold it
+        if hasattr(os, "register_at_fork"):  # a worker may outlive us and must not hold the lock
+            os.register_at_fork(after_in_child=partial(_close, ref(self)))
 
     def close(self) -> None:
         self._lock.close()

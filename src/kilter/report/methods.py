@@ -1,132 +1,71 @@
-"""What each method is, keeps and sends, and what it costs: said by its file, and measured on a small federation in memory."""
+"""What each method is, keeps and sends, read from its source file without importing torch."""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
 
-import torch
 from rich.table import Table
 from rich.text import Text
 
-from kilter.core import Data, Method, Rows
-from kilter.errors import Mistake
-from kilter.models import build
-from kilter.options import declaration, default, own_fields
-from kilter.runtimes.simulation import Simulation
-from kilter.seeds import generator
-from kilter.tasks import Task
-from kilter.train import SGD
-
-SHAPE, CLASSES, CLIENTS, ROWS = (1, 16, 16), 10, 4, 12  # small, but the network weighs more than its header
-MODEL = "mlp:64"
-UNDER = {"star": "star", "rotating": "rotating", "full": "the full graph of peers", "ring": "any graph of peers"}
+from kilter.options import PACKAGE, ClassSource, Setting, read_classes
 
 
 @dataclass(frozen=True)
-class About:
+class Description:
     """What a method's file says."""
 
     paper: str
     keeps: str
     sends: str
+    topologies: tuple[str, ...]
+    settings: tuple[Setting, ...]
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Bytes both ways, of all nodes, as multiples of one round of FedAvg under the same topology."""
-
-    round: float  # a round
-    once: float  # before and in the first round, beyond that
-
-
-def about(kind: type[Method]) -> About:
-    """From the first line of the file and the line "Keeps: ...  Sends: ..." of the class."""
-    paper = (sys.modules[kind.__module__].__doc__ or "").strip().splitlines()[:1]
-    text = " ".join((kind.__doc__ or "").split())
-    found = re.search(r"Keeps: (.*?)\.? Sends: (.*)$", text)
-    keeps, sends = found.groups() if found else ("", "")
-    return About(*(part.strip().removesuffix(".") for part in (*paper, keeps, sends)))
+def descriptions() -> dict[str, Description]:
+    """Every method by name: the built-in ones, and those that other packages offer in the entry-point group `kilter.methods`."""
+    files = sorted((PACKAGE / "methods").glob("[!_]*.py"))
+    methods = {path.stem.replace("_", "-"): describe(_method_class(path)) for path in files}
+    for point in entry_points(group="kilter.methods"):
+        spec = find_spec(point.module)
+        if spec is not None and spec.origin is not None:
+            methods[point.name] = describe(read_classes(Path(spec.origin))[point.attr])
+    return methods
 
 
-def topologies(kind: type[Method]) -> list[str]:
-    """The kinds of topology a method runs under, as its needs say."""
-    found = []
-    for spec, text in UNDER.items():
-        try:
-            _federation(spec).bind(_method(kind))
-        except Mistake:
-            continue
-        found.append(text)
-    return [t for t in found if t != UNDER["full"] or UNDER["ring"] not in found]
+def _method_class(path: Path) -> ClassSource:
+    return next(source for source in read_classes(path).values() if "Keeps:" in source.doc)
 
 
-def costs(kinds: Mapping[str, type[Method]]) -> dict[str, Cost]:
-    """What a second round of each sends, in rounds of FedAvg, and what came before it."""
-    from kilter.methods.fedavg import FedAvg
-
-    plain = {spec: _traffic(FedAvg, spec)[2] for spec in ("star", "full")}
-    found = {}
-    for name, kind in kinds.items():
-        spec = "star" if "star" in topologies(kind) else "full"
-        before, first, second = _traffic(kind, spec)
-        found[name] = Cost(second / plain[spec], max(0, before + first - second) / plain[spec])
-    return found
+def describe(source: ClassSource) -> Description:
+    """The paper is the first line of the file; the class's docstring ends with "Keeps: ...  Sends: ..."."""
+    match = re.search(r"Keeps: (.*?)\.? Sends: (.*)$", " ".join(source.doc.split()))
+    keeps, sends = match.groups() if match else ("", "")
+    lines = [source.module_doc.split("\n")[0], keeps, sends]
+    paper, keeps, sends = (line.strip().removesuffix(".") for line in lines)
+    return Description(paper, keeps, sends, topologies(source.needs), tuple(source.settings.values()))
 
 
-def table(kinds: Mapping[str, type[Method]], measured: bool) -> Table:
-    """A method a row: its paper, what it keeps, sends and costs, where it runs, its settings."""
-    found = costs(kinds) if measured else {}
-    made = Table("method", "", box=None, header_style="bold", pad_edge=False, show_header=False)
-    for name, kind in kinds.items():
-        said = about(kind)
-        lines = [said.paper, f"keeps: {said.keeps}", f"sends: {said.sends}"]
-        if name in found:
-            lines.append(f"costs: {price(found[name])}")
-        lines.append(f"under: {', '.join(topologies(kind))}")
-        own = own_fields(kind, Method).values()
-        lines += [f"--set {f.name}={default(f)}  {declaration(f).help}" for f in own]
-        made.add_row(Text(name, "bold"), Text("\n".join(lines)))
-        made.add_row()
-    return made
+def topologies(needs: frozenset[str]) -> tuple[str, ...]:
+    """The topologies a method with these needs runs under."""
+    if "everyone" in needs:
+        return ("the full graph of peers",)
+    return ("star", "rotating") if "aggregator" in needs else ("star", "rotating", "any graph of peers")
 
 
-def price(cost: Cost) -> str:
-    """In words.
-
-    >>> price(Cost(round=2, once=0.5))
-    "2.00 x FedAvg's bytes a round, and 0.50 x once"
-    """
-    once = f", and {cost.once:.2f} x once" if cost.once >= 0.005 else ""
-    return f"{cost.round:.2f} x FedAvg's bytes a round{once}"
-
-
-def _traffic(kind: type[Method], spec: str) -> tuple[int, int, int]:
-    """Bytes of the set-up and of two rounds."""
-    with _federation(spec) as fed:
-        method = _method(kind)
-        fed.bind(method)
-        fed.rounds = 9  # not the last yet
-        state, spent = method.setup(fed), []
-        for round in (0, 1, 2):
-            if round:
-                fed.round = round
-                state = method.round(fed, state)
-            record = fed.ledger.close()
-            spent.append(record["bytes_up"] + record["bytes_down"])
-    return spent[0], spent[1], spent[2]
-
-
-def _method(kind: type[Method]) -> Method:
-    return kind(task=Task(lambda: build(MODEL, SHAPE, CLASSES)), local=SGD(batch=0))
-
-
-def _federation(spec: str) -> Simulation:
-    def rows(name: str, n: int) -> Rows:
-        x = torch.rand(n, *SHAPE, generator=generator("methods", name))
-        return Rows.of(x=x, y=torch.arange(n) % CLASSES)
-
-    clients = {f"c{k}": Data(*(rows(f"{k} {part}", ROWS) for part in range(3))) for k in range(CLIENTS)}
-    return Simulation(clients, public=rows("public", CLASSES), topology=spec, stack=False)
+def table(methods: Mapping[str, Description], costs: Mapping[str, object] | None = None) -> Table:
+    """One row for each method: its paper, what it keeps, sends and costs, where it runs, its settings."""
+    rows = Table("method", "", box=None, pad_edge=False, show_header=False)
+    for name, method in methods.items():
+        lines = [method.paper, f"keeps: {method.keeps}", f"sends: {method.sends}"]
+        if costs:
+            lines.append(f"costs: {costs[name]}")
+        lines.append(f"under: {', '.join(method.topologies)}")
+        lines += [f"--set {s.name}={s.default}  {s.option.help}" for s in method.settings]
+        rows.add_row(Text(name, "bold"), Text("\n".join(lines)))
+        rows.add_row()
+    return rows

@@ -11,11 +11,12 @@ from typing import Any
 from kilter.core import Method
 from kilter.data import DATASETS, PARTITIONS
 from kilter.errors import Mistake, unknown
-from kilter.experiment import PLANS, Experiment
+from kilter.experiment import Experiment
 from kilter.methods import find
 from kilter.models import MODELS
 from kilter.options import own_fields
 from kilter.plugins import is_file_spec
+from kilter.train import PLANS
 
 KEYS = (
     "name", "about", "reference", "seeds", "target", "measure", "methods", "proposed", "grid", "cells", "experiment", "when",

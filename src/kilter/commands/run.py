@@ -1,0 +1,116 @@
+"""kilter run and kilter resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kilter.commands.experiment_options import (
+    Out,
+    RayAddress,
+    RuntimeName,
+    Set,
+    Workers,
+    assemble,
+    experiment_options,
+    ray_cluster,
+    stderr,
+    stdout,
+    worker_count,
+)
+from kilter.errors import Mistake
+
+if TYPE_CHECKING:
+    from kilter.core import Method
+    from kilter.experiment import Experiment
+    from kilter.records.run_folder import Store
+    from kilter.runtimes.base import Runtime
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command()(experiment_options(run))
+    app.command()(resume)
+
+
+def run(
+    file: Annotated[
+        Path | None, typer.Argument(help="An experiment file; options on the command line win.", show_default=False)
+    ] = None,
+    settings: Set = None,
+    out: Out = "",
+    workers: Workers = "auto",
+    runtime: RuntimeName = "simulation",
+    ray_address: RayAddress = "",
+    **options: Any,
+) -> None:
+    """Run one experiment. Its folder holds everything needed to read, repeat and resume it."""
+    from kilter.records.run_folder import Store, write
+
+    experiment = assemble(file, settings, options)
+    name = Path(experiment.method.split(":")[0]).stem
+    folder = Path(out or f"runs/{name}-{Path(experiment.data).stem}-{experiment.seed}")
+    _refuse_used(folder)
+    # Bad data is refused before a folder is created.
+    method, fed = experiment.build(worker_count(workers), ray_cluster(runtime, ray_address))
+    with fed:
+        fed.bind(method)
+        store = Store(folder)
+        write(folder / "experiment.toml", experiment.write())
+        _run_to_the_end(experiment, method, fed, store)
+
+
+def _refuse_used(folder: Path) -> None:
+    if (folder / "summary.json").exists():
+        raise Mistake(f"'{folder}' already holds a finished run: choose another --out.")
+    if (folder / "experiment.toml").exists():
+        raise Mistake(
+            f"'{folder}' already holds a run: continue it with `kilter resume {folder}`, or choose another --out."
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise Mistake(f"'{folder}' exists and is not a run folder: choose another --out.")
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    workers: Workers = "auto",
+    runtime: RuntimeName = "simulation",
+    ray_address: RayAddress = "",
+) -> None:
+    """Resume a stopped run. The result is identical to an uninterrupted one."""
+    from kilter.experiment import Experiment
+    from kilter.records.run_folder import Store
+    from kilter.report.result import result_table
+
+    if not (folder / "experiment.toml").is_file():
+        raise Mistake(f"'{folder}' is not a run folder: it has no experiment.toml.")
+    experiment = Experiment.read(folder / "experiment.toml")
+    store = Store(folder)
+    if (folder / "summary.json").exists():
+        stdout.print(result_table(folder))
+        stdout.print("This run is finished.")
+        return
+    method, fed = experiment.build(worker_count(workers), ray_cluster(runtime, ray_address))
+    with fed:
+        _run_to_the_end(experiment, method, fed, store)
+
+
+def _run_to_the_end(experiment: Experiment, method: Method, fed: Runtime, store: Store) -> None:
+    """Run all rounds and show progress, or stop cleanly and say how to resume."""
+    from kilter.report.progress import Progress
+    from kilter.report.result import show_result
+    from kilter.runtimes.interrupts import stoppable
+
+    try:
+        with stoppable(), Progress(experiment.rounds, stdout) as progress:
+            experiment.run(method, fed, store, progress.see)
+    except KeyboardInterrupt:
+        stderr.print(f"Stopped. Resume with: kilter resume {store.folder}")
+        raise typer.Exit(130) from None
+    except Mistake as e:
+        raise Mistake(
+            f"{e} (the run is in '{store.folder}'; `kilter resume {store.folder}` continues from its last checkpoint)"
+        ) from None
+    show_result(store.folder, stdout)
