@@ -27,10 +27,12 @@ from kilter.methods import find
 from kilter.models import build as build_model
 from kilter.models import load_weights
 from kilter.options import check, check_values, fill, option, own_fields
+from kilter.plugins import is_file_spec
 from kilter.records.run_folder import Store
 from kilter.runtimes.base import Runtime
 from kilter.runtimes.robust import parse as parse_robust
 from kilter.runtimes.simulation import Missing, Simulation
+from kilter.runtimes.trial import smallest_batch, try_method, try_model
 from kilter.seeds import numpy_generator
 from kilter.tasks import Task
 from kilter.topology import topology
@@ -167,6 +169,7 @@ class Experiment:
             "std": dataset.std,
         }
         method = self.make(**facts)
+        self._try(method, split)
         common: dict[str, Any] = {
             "bench": split.test,
             "public": split.public,
@@ -183,6 +186,13 @@ class Experiment:
             fed = Cluster(split.clients, self, address=ray, facts=facts, **common)
         fed.robust = self.robust
         return method, fed
+
+    def _try(self, method: Method, split: Split) -> None:
+        """Try what a user wrote, and batches of one row, before a run starts."""
+        if is_file_spec(self.model) or smallest_batch(split.clients, method.local)[1] == 1:
+            try_model(method.task, self.model, split.clients, method.local, len(split.dataset.classes))
+        if is_file_spec(self.method):
+            try_method(method, self.method, split.clients, split.public)
 
     def run(
         self,

@@ -54,15 +54,16 @@ def _run(path: Path) -> ModuleType:
         exec(compile(source, str(path), "exec"), vars(module))
     except Exception as error:
         del sys.modules[name]
-        raise Mistake(f"{path} does not run: {_reason(error, path)}. Correct it there.") from error
+        raise Mistake(f"{path} does not run: {error_text(error, path)}. Correct it there.") from error
     return module
 
 
-def _reason(error: Exception, path: Path) -> str:
-    """What went wrong, and the last line of this file that took part."""
+def error_text(error: Exception, path: Path) -> str:
+    """An error in one line, with the last line of this file in its traceback."""
     if isinstance(error, SyntaxError):
         line, text = error.lineno, error.msg
     else:
         frames = traceback.extract_tb(error.__traceback__)
         line, text = next((f.lineno for f in reversed(frames) if f.filename == str(path)), None), str(error)
-    return f"{f'line {line}: ' if line else ''}{type(error).__name__}: {text}"
+    first = (text or "no message").strip().split("\n")[0].removesuffix(".")
+    return f"{f'line {line}: ' if line else ''}{type(error).__name__}: {first}"

@@ -34,6 +34,8 @@ def find(name: str) -> type[Method]:
         made = load_object(name)
         if not (isinstance(made, type) and issubclass(made, Method)):
             raise Mistake(f"'{name}' is not a method: it must be a class derived from kilter.Method.")
+        if missing := sorted(made.__abstractmethods__):
+            raise Mistake(f"The method '{name}' has no `{missing[0]}`: define {' and '.join(missing)}.")
         return made
     if name not in methods():
         raise unknown("method", name, methods())
