@@ -1,8 +1,8 @@
-# Two commands a newcomer needs: `make demo` and `make test`. Everything they need they install into .venv.
+# The two commands a newcomer needs are `make demo` and `make test`. Everything they need, they install into .venv.
 PY := .venv/bin/python
 JOBS ?= 2
 
-.PHONY: demo test test-all lint bench coverage clean
+.PHONY: demo test test-all test-hostile docs dist lint bench coverage clean
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(PY) || python3 -m venv .venv
@@ -13,13 +13,25 @@ demo: .venv/ready
 	.venv/bin/kilter demo
 
 test: .venv/ready
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'not slow'
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'not slow and not hostile'
 
 test-all: .venv/ready
 	$(PY) -m pytest -n $(JOBS) --dist worksteal
 
+# Lying servers, members, peers and relays; mutated messages, kills and flipped bits. Under ten minutes.
+test-hostile: .venv/ready
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m hostile
+
+# The documentation site, in site/. Warnings are errors.
+docs: .venv/ready
+	.venv/bin/zensical build --strict --clean
+
+# Wheel and source distribution, in dist/.
+dist: .venv/ready
+	$(PY) -m build --outdir dist
+
 coverage: .venv/ready
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'not slow' --cov --cov-report=term-missing:skip-covered --cov-fail-under=90
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'not slow and not hostile' --cov --cov-report=term-missing:skip-covered --cov-fail-under=90
 
 bench: .venv/ready
 	$(PY) benchmarks/speed.py
@@ -30,4 +42,4 @@ lint: .venv/ready
 	.venv/bin/mypy
 
 clean:
-	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache
+	rm -rf .venv build dist site src/*.egg-info .mypy_cache .ruff_cache

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kilter.tasks import Task
     from kilter.train import SGD, Adam, Plan
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "SGD",
     "Adam",
