@@ -19,7 +19,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 ELSEWHERE = {"deploy.md", "hospital.md", "engines.md"}
-PAGES = [p for p in sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]) if p.name not in ELSEWHERE]
+PAGES = [
+    p for p in sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]) if p.name not in ELSEWHERE
+]
 
 
 class Block(NamedTuple):

@@ -17,12 +17,18 @@ def test_the_example_runs(capsys):
     (example,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "federate(" in block]
     exec(compile(example, "README.md", "exec"), {})
     accuracy, sent = capsys.readouterr().out.split()
-    assert 0.1 < float(accuracy) <= 1
+    assert float(accuracy) > 0.9
     assert int(sent) > 0
 
 
+def test_the_readme_is_a_landing_page():
+    assert len(README.splitlines()) <= 150
+
+
 def test_the_method_shown_is_the_method_that_runs():
-    (shown,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "class FedProx" in block]
+    (shown,) = [
+        block for block in re.findall(r"```python[^\n]*\n(.*?)```", README, re.DOTALL) if "class FedProx" in block
+    ]
     source = (ROOT / "src/kilter/methods/fedprox.py").read_text()
     for line in shown.splitlines():
         if "def " not in line and line.strip():
@@ -32,12 +38,6 @@ def test_the_method_shown_is_the_method_that_runs():
 @pytest.mark.parametrize("command", sorted(set(re.findall(r"^kilter ([a-z]+)", README, re.MULTILINE))))
 def test_commands_exist(command):
     assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
-
-
-def test_links_lead_somewhere():
-    for text in (README, (ROOT / "CONTRIBUTING.md").read_text()):
-        for link in re.findall(r"\]\(([^)#h][^)]*)\)", text):
-            assert (ROOT / link).exists(), link
 
 
 def test_the_example_method_runs_and_without_momentum_is_fedavg():
