@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib.metadata import version
@@ -18,7 +18,7 @@ import torch
 
 import kilter
 from kilter import data as kdata
-from kilter.core import Method
+from kilter.core import Data, Method
 from kilter.data import Dataset, Split
 from kilter.data.split import public_file
 from kilter.errors import Mistake, unknown
@@ -37,6 +37,9 @@ from kilter.seeds import numpy_generator
 from kilter.tasks import Task
 from kilter.topology import topology
 from kilter.train import PLANS, Plan
+
+# (experiment, clients, facts about their rows, options of Simulation) -> a simulation somewhere else than in this process
+MakeSimulation = Callable[["Experiment", Mapping[str, Data], dict[str, Any], dict[str, Any]], Simulation]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +67,7 @@ class Experiment:
     missing: float = option(0.0, "Probability that a client does not answer a call (simulated).", at_least=0, below=1)
     seed: int = option(0, "Seed of every random choice.", at_least=0)
     evaluate_every: int = option(1, "Rounds between evaluations; the last round is always evaluated.", at_least=1)
+    plain: bool = option(False, "Simulate without accelerated code: slower, and other last bits.")
     patience: int = option(0, "Stop after this many evaluations without improvement; 0: never.", at_least=0)
 
     def __post_init__(self) -> None:
@@ -158,7 +162,9 @@ class Experiment:
             raise Mistake(f"The partition {self.partition} gives the aggregator rows already: leave out public_file.")
         return replace(made, public=public_file(self.public_file, made.dataset))
 
-    def build(self, workers: int | Literal["auto"] = 1, ray: str | None = None) -> tuple[Method, Simulation]:
+    def build(
+        self, workers: int | Literal["auto"] = 1, runtime: MakeSimulation | None = None
+    ) -> tuple[Method, Simulation]:
         """The method and a simulated federation for it: in processes of this machine, or on the Ray cluster at this address."""
         split = self.split()
         dataset = split.dataset
@@ -176,14 +182,10 @@ class Experiment:
             "topology": self.topology,
             "seed": self.seed,
             "workers": workers,
+            "plain": self.plain,
             "faults": Missing(self.missing) if self.missing else None,
         }
-        if ray is None:
-            fed = Simulation(split.clients, **common)
-        else:
-            from kilter.runtimes.ray import Cluster
-
-            fed = Cluster(split.clients, self, address=ray, facts=facts, **common)
+        fed = runtime(self, split.clients, facts, common) if runtime else Simulation(split.clients, **common)
         fed.robust = self.robust
         return method, fed
 

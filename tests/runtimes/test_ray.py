@@ -27,7 +27,7 @@ import pytest
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
 from kilter.federate import federate
-from kilter.runtimes.ray import _read_rows, _rows, connect
+from kilter.runtimes.ray import _read_rows, _rows, connect, simulate_at
 from small import bench, public, same, skewed
 
 HERE = importlib.util.find_spec("ray") is not None
@@ -158,7 +158,7 @@ def test_a_machine_that_dies_in_the_middle_of_a_step_changes_no_bit(
     run, fed = experiment.build()
     with fed:
         simulated = outcome(fed, run)
-    run, fed = experiment.build("auto", where)  # joins the head, the only machine there is
+    run, fed = experiment.build("auto", simulate_at(where))  # joins the head, the only machine there is
     second = Machine(
         folder, "--address", where, "--object-store-memory", "100000000"
     )  # fmt: skip

@@ -14,7 +14,7 @@ from kilter.errors import Mistake, unknown
 from kilter.options import PACKAGE, Setting, read_classes
 
 if TYPE_CHECKING:
-    from kilter.experiment import Experiment
+    from kilter.experiment import Experiment, MakeSimulation
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -100,13 +100,17 @@ def name_and_value(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def ray_cluster(runtime: str, address: str) -> str | None:
-    """The address of the Ray cluster; None: run on this machine without Ray."""
+def ray_cluster(runtime: str, address: str) -> MakeSimulation | None:
+    """How to simulate on Ray; None: on this machine without Ray."""
     if runtime not in ("simulation", "ray"):
         raise unknown("runtime", runtime, ["simulation", "ray"])
     if address and runtime != "ray":
         raise Mistake("--ray-address is the address of a Ray cluster: add --runtime ray.")
-    return address if runtime == "ray" else None
+    if runtime == "simulation":
+        return None
+    from kilter.runtimes.ray import simulate_at
+
+    return simulate_at(address)
 
 
 def worker_count(text: str) -> int | Literal["auto"]:

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from kilter.core import Data, Rows, Tree
 from kilter.errors import Mistake
+from kilter.experiment import Experiment, MakeSimulation, versions
 from kilter.plugins import is_file_spec
 from kilter.records import wire
 from kilter.runtimes.autotune import WorkSplit
@@ -31,9 +32,6 @@ from kilter.runtimes.simulation import Fault, Simulation
 from kilter.runtimes.step_runner import Done
 from kilter.runtimes.worker_messages import State, decode_outcomes, encode_failure, encode_outcomes, encode_sendable
 from kilter.topology import Topology
-
-if TYPE_CHECKING:
-    from kilter.experiment import Experiment
 
 PATIENCE = 300.0  # seconds to wait for a cluster in which nothing runs
 LOSSES = 4  # so often a chunk may be lost before we think that it is to blame
@@ -59,9 +57,10 @@ class Cluster(Simulation):
         topology: str = "star",
         workers: int | Literal["auto"] = "auto",
         faults: Fault | None = None,
+        plain: bool = False,
         facts: Mapping[str, Any],
     ) -> None:
-        super().__init__(clients, bench=bench, public=public, topology=topology, seed=seed, faults=faults)
+        super().__init__(clients, bench=bench, public=public, topology=topology, seed=seed, faults=faults, plain=plain)
         if workers != "auto" and workers < 1:
             raise Mistake(f"There must be at least one worker, not {workers}.")
         self._most = None if workers == "auto" else workers
@@ -78,6 +77,13 @@ class Cluster(Simulation):
 
             ray.shutdown()
             self._ours = False
+
+
+def simulate_at(address: str) -> MakeSimulation:
+    """For `Experiment.build`: simulate on the Ray cluster at this address; "" starts one on this machine."""
+    return lambda experiment, clients, facts, options: Cluster(
+        clients, experiment, address=address, facts=facts, **options
+    )
 
 
 def connect(address: str) -> bool:
@@ -216,13 +222,11 @@ class Seat:
 
     def prepare(self, terms: np.ndarray, rows: np.ndarray, *tables: np.ndarray) -> np.ndarray:
         """Take up rows and method, once; what this process runs."""
-        from kilter.experiment import Experiment
-
         if self._fed is None:
             said = wire.decode(bytes(terms))
             experiment = Experiment.of(tomllib.loads(said["experiment"]))
             clients, bench, public = _read_rows(bytes(rows), tables)
-            fed = Simulation(clients, bench=bench, public=public, seed=experiment.seed)
+            fed = Simulation(clients, bench=bench, public=public, seed=experiment.seed, plain=experiment.plain)
             fed.topology = Topology(**said["topology"])
             fed.bind(experiment.make(**said["facts"]))
             self._fed = fed
@@ -289,8 +293,6 @@ def _absolute(experiment: Experiment) -> Experiment:
 
 
 def _versions() -> dict[str, str]:
-    from kilter.experiment import versions
-
     return versions() | {"processor": torch.backends.cpu.get_cpu_capability()}
 
 
