@@ -22,9 +22,10 @@ import torch
 
 from kilter.fast.memory_layout import keep_memory
 from kilter.net import tls
-from kilter.net.frames import OPTIONS, cut, read
-from kilter.net.grpc_server import ATTEND, PROTOCOL, Door
-from kilter.net.server import Star
+from kilter.net.frames import OPTIONS, read_letter, to_frames
+from kilter.net.grpc_server import ATTEND, GrpcServer
+from kilter.net.messages import Card, DataDescription, Hello, Order, Reply, StateMark, kind_of
+from kilter.net.server import ServerRuntime
 from kilter.runtimes.step_names import StepName
 
 SITES = ("a", "b", "c")
@@ -38,7 +39,7 @@ def echo(port: int, folder: Path) -> None:
 async def _echo(port: int, me: tls.Identity) -> None:
     from grpc import aio
 
-    from kilter.net.site import answer
+    from kilter.net.site import make_reply
     from kilter.records import wire
     from kilter.runtimes.step_runner import Done
 
@@ -46,18 +47,20 @@ async def _echo(port: int, me: tls.Identity) -> None:
     options = [*OPTIONS, ("grpc.ssl_target_name_override", "server")]
     async with aio.secure_channel(f"127.0.0.1:{port}", me.for_client(), options=options) as channel:
         stream = channel.stream_stream(ATTEND)()
-        hello = {"kind": "hello", "protocol": PROTOCOL, "name": me.name, "facts": {"shape": [1], "classes": ["x"]}}
-        for frame in cut(hello):
+        mark = StateMark("0" * 32)
+        hello = Hello(me.name, DataDescription((1,), ("x",)), 100, mark.instance, Card(""))
+        for frame in to_frames(hello.head()):
             await stream.write(frame)
         while True:
-            head, body = await read(stream.read)
-            if head["kind"] == "end":
+            head, body = await read_letter(stream.read)
+            if kind_of(head) == "goodbye":
                 return
-            if head["kind"] != "order":
+            if kind_of(head) != "order":
                 continue
-            said, reply = answer(Done(wire.decode(body)))
-            place = {k: head[k] for k in ("run", "life", "round", "seq", "step")}
-            for frame in cut({"kind": "reply", "from": me.name, **place, **said}, reply):
+            order = Order.parse(head)
+            letters, error, result = make_reply(Done(wire.decode(body)))
+            place = (order.run, order.session, order.round, order.seq, order.step)
+            for frame in to_frames(Reply(me.name, *place, mark, letters, error).head(), result):
                 await stream.write(frame)
 
 
@@ -65,24 +68,24 @@ def measure(sizes: list[int], calls: int) -> dict[str, dict[str, float]]:
     """Seconds of a call by size."""
     folder = Path(tempfile.mkdtemp())
     tls.new(folder, ["server", *SITES])
-    door = Door("127.0.0.1:0", tls.Identity.read(folder / "server"), SITES)
+    server = GrpcServer("127.0.0.1:0", tls.Identity.read(folder / "server"), SITES)
     context = multiprocessing.get_context("spawn")
-    sites = [context.Process(target=echo, args=(door.port, folder / site), daemon=True) for site in SITES]
+    sites = [context.Process(target=echo, args=(server.port, folder / site), daemon=True) for site in SITES]
     for site in sites:
         site.start()
-    star = Star(door, SITES, run="0" * 32)
-    star.wait()
+    runtime = ServerRuntime(server, SITES, run="0" * 32)
+    runtime.wait()
     found = {}
     for size in sizes:
         message = {"w": torch.ones(size // 4)}
         took = []
         for _ in range(max(3, calls if size < 10**6 else calls // 4)):
             began = time.perf_counter()
-            replies = star.call(StepName("echo"), message)
+            replies = runtime.call(StepName("echo"), message)
             took.append(time.perf_counter() - began)
             assert len(replies) == len(SITES)
         found[str(size)] = {"median_seconds": median(took), "best_seconds": min(took)}
-    star.close(finished=True)
+    runtime.close(finished=True)
     for site in sites:
         site.join(10)
     return found
@@ -98,7 +101,7 @@ def measure_engine(name: str, sizes: list[int], calls: int) -> dict[str, dict[st
     if name == "flower":
         from test_flower import Flower as Engine
     else:
-        from test_flare import Flare as Engine  # type: ignore[assignment]
+        from test_nvflare import Flare as Engine  # type: ignore[assignment]
     folder = Path(tempfile.mkdtemp())
     engine = Engine(folder / "engine", SITES, {"trust": f"{here / 'echo.py'}:Echo"})
     found = {}

@@ -11,8 +11,8 @@ from typing import Any
 
 from place import Place
 
-from kilter.engines.settings import site_of
-from kilter.engines.site_endpoint import answered
+from kilter.engines.settings import make_site
+from kilter.engines.site_endpoint import answer_letter
 
 
 def envelope(letter: bytes, node: int, seconds: float) -> Any:
@@ -59,13 +59,17 @@ class FakeGrid:
 
     def visit(self, name: str, letter: bytes) -> bytes:
         folder = self.here.folder
-        settings = {"data": folder / f"{name}.npz", "state-dir": folder / f"state-{name}", **self.settings[name]}
+        settings = {
+            "data": folder / f"{name}.npz",
+            "state-dir": folder / f"state-{name}",
+            "policy": folder / "site.toml",
+        }
+        settings |= self.settings[name]
         if self.tls:
             settings["tls"] = folder / "certs" / name
-        site = site_of(settings, str(settings.pop("name", name)))
-        said = answered(site, letter)
-        if site.keep is not None:
-            site.keep.close()
+        site = make_site(settings, str(settings.pop("name", name)))
+        said = answer_letter(site, letter)
+        site.close()
         return said
 
     def pull_messages(self, numbers: list[str]) -> list[Any]:

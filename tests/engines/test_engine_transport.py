@@ -15,23 +15,26 @@ from place import Place
 from rich.console import Console
 from told import booked, simulate, told
 
-from kilter.engines import engine_transport as desks
-from kilter.engines import flower_transport as grids
-from kilter.engines import nvflare_transport as calls
-from kilter.engines.flower_transport import GridDesk
-from kilter.engines.settings import lead_of, site_of
-from kilter.engines.site_endpoint import answered
+from kilter.engines import engine_transport, flower_transport, nvflare_transport
+from kilter.engines.flower_transport import FlowerTransport
+from kilter.engines.settings import RunSettings, make_site
+from kilter.engines.site_endpoint import answer_letter
 from kilter.errors import Mistake
-from kilter.net import server_run as leads
-from kilter.net.frames import apart, together
+from kilter.experiment import Experiment
+from kilter.net import server_run
+from kilter.net.frames import pack_letter, unpack_letter
+from kilter.net.messages import Order
+from kilter.net.terms import Terms, describe
 from kilter.records import wire
+from kilter.runtimes.step_names import StepName
+from kilter.topology import topology
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grids, "POLL", 0.01)
-    monkeypatch.setattr(grids, "LOOK", 0.05)
-    monkeypatch.setattr(desks, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(flower_transport, "POLL", 0.01)
+    monkeypatch.setattr(flower_transport, "LOOK", 0.05)
+    monkeypatch.setattr(engine_transport, "FIRST_PAUSE", 0.05)
 
 
 @pytest.fixture
@@ -43,9 +46,9 @@ def lead(here: Place, grid: FakeGrid, **settings: Any) -> Path:
     """The run folder of this experiment, led through the fake grid."""
     folder = here.folder / "run"
     plain = {"experiment": here.folder / "experiment.toml", "sites": ",".join(here.sites), "out": folder, **settings}
-    made = lead_of(plain)
+    made = RunSettings.read(plain).server_run()
     try:
-        made.run(GridDesk(grid, envelope, made.sites, made.deadline), "server", Console(file=StringIO()))
+        made.run(FlowerTransport(grid, envelope, made.sites, made.deadline), "server", Console(file=StringIO()))
     finally:
         made.store.close()
     return folder
@@ -79,7 +82,7 @@ def test_what_errs_or_restarts_goes_on_and_the_numbers_stay(
 
     grid = FakeGrid(here, meddle=meddle)
     with monkeypatch.context() as patched:
-        patched.setattr(leads.Progress, "see", interrupt)
+        patched.setattr(server_run.Progress, "see", interrupt)
         with pytest.raises(KeyboardInterrupt):
             lead(here, grid)
     real = lead(here, grid)
@@ -120,23 +123,31 @@ def test_a_site_that_does_not_agree_is_left_out_with_its_reason(
 
 def test_an_order_whose_letters_nobody_vouches_for_is_refused(place: Callable[..., Place]) -> None:
     here = place(method="fedavg", topology="full")
-    site = site_of({"data": here.folder / "a.npz", "state-dir": here.folder / "state"}, "a")
-    head, _ = apart(answered(site, together({"kind": "order", "run": "0" * 32, "terms": {"relay": True}})))
+    site = make_site(
+        {"data": here.folder / "a.npz", "state-dir": here.folder / "state", "policy": here.folder / "site.toml"}, "a"
+    )
+    run, experiment = "0" * 32, Experiment.of(here.experiment)
+    order = Order(run, "1" * 32, 1, 1, 1, StepName.spread("train"))
+    graph = topology("full", here.sites, 0)
+    terms = Terms.write(run, "1" * 32, experiment, describe(site.dataset), graph, "a")
+    head, _ = unpack_letter(answer_letter(site, pack_letter({**order.head(), "terms": terms.head()})))
     assert head["kind"] == "refusal"
     assert "vouches" in head["why"]
 
 
 def test_what_goes_wrong_at_a_site_stays_there(place: Callable[..., Place]) -> None:
     here = place(method="fedavg")
-    site = site_of({"data": here.folder / "a.npz", "state-dir": here.folder / "state"}, "a")
+    site = make_site(
+        {"data": here.folder / "a.npz", "state-dir": here.folder / "state", "policy": here.folder / "site.toml"}, "a"
+    )
     for letter in (
         b"",
         b"\0" * 100,
-        together({"kind": "order"}),
-        together({"kind": "order", "terms": {}}),
+        pack_letter({"kind": "order"}),
+        pack_letter({"kind": "order", "terms": {}}),
         b"\xff" * 40,
     ):
-        head, body = apart(answered(site, letter))
+        head, body = unpack_letter(answer_letter(site, letter))
         assert (head["kind"], body) == ("refusal", b"")
         assert str(here.folder) not in head["why"]
 
@@ -154,41 +165,43 @@ def test_settings_that_cannot_work_are_refused(
 ) -> None:
     here = place(method="fedavg")
     with pytest.raises(Mistake, match=says):
-        site_of({k: v.format(here=here.folder) for k, v in settings.items()}, "a")
+        make_site({k: v.format(here=here.folder) for k, v in settings.items()}, "a")
 
 
 def test_a_run_must_say_who_takes_part() -> None:
-    with pytest.raises(Mistake, match="must say sites"):
-        lead_of({"experiment": "experiment.toml"})
+    with pytest.raises(Mistake, match="must name sites"):
+        RunSettings.read({"experiment": "experiment.toml"})
 
 
 def test_a_letter_in_one_piece_is_whole_or_refused() -> None:
-    letter = together({"kind": "reply", "round": 3}, b"abc")
-    assert apart(letter) == ({"kind": "reply", "round": 3, "size": 3}, b"abc")
+    letter = pack_letter({"kind": "reply", "round": 3}, b"abc")
+    assert unpack_letter(letter) == ({"kind": "reply", "round": 3}, b"abc")
     for bad in (letter[:-1], letter + b"x", letter[:10], b"\xff" * 8):
         with pytest.raises(wire.Malformed):
-            apart(bad)
-    with pytest.raises(wire.Malformed, match="at most 2"):
-        apart(letter, largest=2)
+            unpack_letter(bad)
+    with pytest.raises(wire.Malformed, match="limit is 2"):
+        unpack_letter(letter, largest=2)
 
 
 def test_a_call_that_brings_no_answer_is_made_again(
     place: Callable[..., Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine with remote calls: one fails, one brings nonsense, the next finds the site here."""
-    monkeypatch.setattr(calls, "LOOK", 0.02)
+    monkeypatch.setattr(nvflare_transport, "LOOK", 0.02)
     here = place(method="fedavg")
-    site = site_of({"data": here.folder / "a.npz", "state-dir": here.folder / "state"}, "a")
+    site = make_site(
+        {"data": here.folder / "a.npz", "state-dir": here.folder / "state", "policy": here.folder / "site.toml"}, "a"
+    )
     tries: list[bytes] = []
 
     def call(name: str, letter: bytes) -> Any:
         tries.append(letter)
         if len(tries) == 1:
             raise TimeoutError
-        return "hello" if len(tries) == 2 else answered(site, letter)
+        return "hello" if len(tries) == 2 else answer_letter(site, letter)
 
-    desk = calls.CallDesk(call, ["a"])
+    desk = nvflare_transport.CallTransport(call, ["a"])
     with desk.changed:
-        assert desk.changed.wait_for(lambda: "a" in desk.links, 20)
+        assert desk.changed.wait_for(lambda: "a" in desk.sites, 20)
     assert len(set(tries)) == 3  # no letter is like another, so its number cannot be guessed
     desk.close()

@@ -111,7 +111,7 @@ class Flower:
     def join(self, site: str) -> None:
         here, port = self.folder, self.ports[1 + self.sites.index(site)]
         config = {"name": site, "data": f"{here}/{site}.npz", "state-dir": f"{here}/state-{site}"}
-        config |= {"tls": f"{here}/certs/{site}", **self.settings}
+        config |= {"tls": f"{here}/certs/{site}", "policy": f"{here}/site.toml", **self.settings}
         words = ["--superlink", f"localhost:{self.ports[0]}", "--root-certificates", "certs/ca.pem"]
         words += ["--auth-supernode-private-key", f"key-{site}", "--port", str(port)]
         words += ["--node-config", " ".join(f'{k}="{v}"' for k, v in config.items())]

@@ -77,7 +77,8 @@ class Flare:
             resources["class_allow_list"] += ALLOWED["site" if who in self.sites else "server"]
             (local / "resources.json").write_text(json.dumps(resources))
             if who in self.sites:
-                told = {"data": f"{self.folder}/{who}.npz", "state-dir": f"{self.folder}/state-{who}", **self.settings}
+                told = {"data": f"{self.folder}/{who}.npz", "state-dir": f"{self.folder}/state-{who}"}
+                told |= {"policy": f"{self.folder}/site.toml", **self.settings}
                 (local / "kilter.toml").write_text("".join(f'{k} = "{v}"\n' for k, v in told.items()))
         for who in ("localhost", *self.sites):
             with open(self.folder / f"{who}.log", "ab") as out:

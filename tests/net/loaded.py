@@ -2,9 +2,12 @@
 
 import torch
 
-import kilter.net.entry
+import kilter.net.dry_run
+import kilter.net.peer_run
+import kilter.net.server_run
+import kilter.net.site_client
 from kilter import data
 
 torch.set_num_threads(1)
 data.load("digits")
-assert kilter.net.entry
+assert kilter.net.dry_run

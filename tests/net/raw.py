@@ -11,12 +11,18 @@ from typing import Any
 import grpc
 
 from kilter.core import Tree
-from kilter.net.frames import OPTIONS, cut, head_of
-from kilter.net.grpc_server import ATTEND, PROTOCOL
+from kilter.net.frames import OPTIONS, parse_head, to_frames
+from kilter.net.grpc_server import ATTEND
+from kilter.net.messages import Card, DataDescription, Hello
 from kilter.net.tls import Identity
 from kilter.records import wire
 
-FACTS = {"shape": [2], "classes": ["x", "y"]}
+DESCRIPTION = DataDescription((2,), ("x", "y"))
+INSTANCE = "ab" * 16
+
+
+def hello_head(name: str, **changed: Any) -> dict[str, Any]:
+    return {**Hello(name, DESCRIPTION, 100, INSTANCE, Card("")).head(), **changed}
 
 
 def channel(port: int, identity: Identity | None, **given: Any) -> grpc.Channel:
@@ -38,7 +44,7 @@ class Raw:
         self._channel = channel(port, identity, **given)
         self._stream = self._channel.stream_stream(ATTEND)(iter(self._out.get, None))
         if hello is None:
-            self.send({"kind": "hello", "protocol": PROTOCOL, "name": name, "facts": FACTS})
+            self.send(hello_head(name))
         elif hello:
             self.frame(hello)
 
@@ -46,13 +52,13 @@ class Raw:
         self._out.put(data)
 
     def send(self, head: dict[str, Any], body: bytes = b"") -> None:
-        for frame in cut(head, body):
+        for frame in to_frames(head, body):
             self.frame(frame)
 
     def read(self) -> tuple[dict[str, Any], bytes]:
-        head = head_of(next(self._stream), 2**31)
+        head, size = parse_head(next(self._stream), 2**31)
         body = b""
-        while len(body) < head["size"]:
+        while len(body) < size:
             body += next(self._stream)[1:]
         return head, body
 
@@ -64,8 +70,7 @@ class Raw:
                 return head, wire.decode(body)
 
     def reply(self, order: dict[str, Any], tree: Tree, **changed: Any) -> None:
-        said = {k: order[k] for k in ("run", "life", "round", "seq", "step")}
-        self.send({"kind": "reply", "from": self.name, **said, **changed}, letter(tree))
+        self.send({**reply_head(self.name, order), **changed}, letter(tree))
 
     def refused(self) -> grpc.RpcError:
         """How the stream ended."""
@@ -80,6 +85,12 @@ class Raw:
     def close(self) -> None:
         self._out.put(None)
         self._channel.close()
+
+
+def reply_head(name: str, order: dict[str, Any]) -> dict[str, Any]:
+    """The head of an honest reply to this order."""
+    place = {k: order[k] for k in ("run", "session", "round", "seq", "step")}
+    return {"kind": "reply", "from": name, **place, "state": {"instance": INSTANCE, "generation": 0}}
 
 
 def letter(tree: Tree) -> bytes:

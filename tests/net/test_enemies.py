@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import socket
@@ -13,14 +14,13 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from raw import Honest, Raw, channel, letter
+from raw import Honest, Raw, channel, letter, reply_head
 
 from kilter.core import SERVER, Replies
 from kilter.errors import Mistake
-from kilter.net import grpc_server as doors
-from kilter.net import tls
-from kilter.net.grpc_server import STATUS, Door
-from kilter.net.server import Star
+from kilter.net import grpc_server, tls
+from kilter.net.grpc_server import STATUS, GrpcServer
+from kilter.net.server import ServerRuntime
 from kilter.records import wire
 from kilter.runtimes.step_names import StepName
 from kilter.runtimes.step_runner import Done
@@ -40,40 +40,40 @@ class Camp:
 
     def __init__(self, certs: Path, deadline: float = 60.0) -> None:
         self.certs = certs
-        self.door = Door("127.0.0.1:0", self.me("server"), NAMES, largest=2**24)
-        self.star = Star(self.door, NAMES, run="0" * 32, quorum=2, deadline=deadline, grace=0.0)
-        self.star.round = 1
+        self.server = GrpcServer("127.0.0.1:0", self.me("server"), NAMES, largest=2**24)
+        self.runtime = ServerRuntime(self.server, NAMES, run="0" * 32, quorum=2, deadline=deadline, grace=0.0)
+        self.runtime.round = 1
         self.raws: list[Raw] = []
 
     def me(self, name: str) -> tls.Identity:
         return tls.Identity.read(self.certs / name)
 
     def enemy(self, name: str = "c", claims: str = "", **given: Any) -> Raw:
-        self.raws.append(Raw(self.door.port, self.me(name), claims or name, **given))
+        self.raws.append(Raw(self.server.port, self.me(name), claims or name, **given))
         return self.raws[-1]
 
     def honest(self, *names: str) -> None:
         for name in names:
-            self.raws.append(Honest(self.door.port, self.me(name), name, lambda w: {"w": w["w"] + 1}))
+            self.raws.append(Honest(self.server.port, self.me(name), name, lambda w: {"w": w["w"] + 1}))
         self.here(*names)
 
     def here(self, *names: str) -> None:
         end = time.monotonic() + 30
-        while not set(names) <= set(self.door.links):
+        while not set(names) <= set(self.server.sites):
             assert time.monotonic() < end
             time.sleep(0.01)
 
     def ask(self) -> Replies:
-        found: Replies = self.star.call(StepName("train"), {"w": torch.zeros(3)})
+        found: Replies = self.runtime.call(StepName("train"), {"w": torch.zeros(3)})
         return found
 
     def reasons(self) -> dict[str, str]:
-        return {f["node"]: f["reason"] for f in self.star.ledger.close()["failures"]}
+        return {f["node"]: f["reason"] for f in self.runtime.ledger.close()["failures"]}
 
     def end(self) -> None:
         for raw in self.raws:
             raw.close()
-        self.door.close()
+        self.server.close()
 
 
 @pytest.fixture
@@ -101,16 +101,16 @@ def test_no_certificate_a_foreign_one_and_an_expired_one_do_not_come_in(
 ) -> None:
     here = camp()
     me = here.me("a")
-    assert refused_at_the_door(here.door.port, me, key=None, cert=None) == "UNAVAILABLE"
+    assert refused_at_the_door(here.server.port, me, key=None, cert=None) == "UNAVAILABLE"
     tls.new(tmp_path / "foreign", ["a"])
     foreign = tls.Identity.read(tmp_path / "foreign/a")
-    assert refused_at_the_door(here.door.port, me, key=foreign.key, cert=foreign.cert) == "UNAVAILABLE"
+    assert refused_at_the_door(here.server.port, me, key=foreign.key, cert=foreign.cert) == "UNAVAILABLE"
     (tmp_path / "old").mkdir()
     for name in ("ca.pem", "ca.key.pem"):
         (tmp_path / "old" / name).write_bytes((here.certs / name).read_bytes())
     tls.new(tmp_path / "old", ["a"], days=-1)
     key, cert = ((tmp_path / "old/a" / f"{part}.pem").read_bytes() for part in ("key", "cert"))
-    assert refused_at_the_door(here.door.port, me, key=key, cert=cert) == "UNAVAILABLE"
+    assert refused_at_the_door(here.server.port, me, key=key, cert=cert) == "UNAVAILABLE"
     with pytest.raises(Mistake, match="expired"):
         tls.Identity.read(tmp_path / "old/a")
     here.honest("a", "b")
@@ -120,7 +120,7 @@ def test_no_certificate_a_foreign_one_and_an_expired_one_do_not_come_in(
 def test_a_site_does_not_talk_to_a_server_of_another_name(camp: Callable[..., Camp]) -> None:
     """A site with a good certificate cannot play the server."""
     here = camp()
-    false = Door("127.0.0.1:0", here.me("b"), None)
+    false = GrpcServer("127.0.0.1:0", here.me("b"), None)
     assert refused_at_the_door(false.port, here.me("a")) == "UNAVAILABLE"
     false.close()
 
@@ -156,12 +156,12 @@ def _together(here: Camp, act: Callable[[], None]) -> Replies:
     [
         ({"seq": 7}, "no open order"),
         ({"round": 0}, "no open order"),
-        ({"life": "0"}, "no open order"),
+        ({"session": "0" * 8}, "no open order"),
         ({"run": "1" * 32}, "no open order"),
         ({"step": "evaluate"}, "no open order"),
-        ({"seq": -1}, "not a number"),
-        ({"seq": True}, "not a number"),
-        ({"kind": "order"}, "unknown kind"),
+        ({"seq": -1}, "not a whole number"),
+        ({"seq": True}, "not a whole number"),
+        ({"kind": "order"}, "another kind"),
     ],
 )
 def test_a_reply_counts_only_for_the_open_order(camp: Callable[..., Camp], changed: dict[str, Any], says: str) -> None:
@@ -186,7 +186,7 @@ def test_a_replayed_and_a_reordered_reply_are_discarded(camp: Callable[..., Camp
         enemy.reply(orders[-1], {"w": torch.ones(3)})
 
     assert set(_together(here, answer)) == {"a", "b", "c"}
-    here.star.ledger.close()
+    here.runtime.ledger.close()
 
     def replay() -> None:
         enemy.order()
@@ -249,11 +249,10 @@ def test_a_malformed_reply_is_left_out(camp: Callable[..., Camp], what: str) -> 
 
     def act() -> None:
         order = enemy.order()[0]
-        said = {k: order[k] for k in ("run", "life", "round", "seq", "step")}
-        enemy.send({"kind": "reply", "from": "c", **said}, BODIES[what])
+        enemy.send(reply_head("c", order), BODIES[what])
 
     assert set(_together(here, act)) == {"a", "b"}
-    assert "cannot be read" in here.reasons()["c"]
+    assert "cannot be used" in here.reasons()["c"]
 
 
 FRAMES: dict[str, bytes] = {
@@ -293,9 +292,9 @@ def test_a_frame_larger_than_a_frame_is_not_taken(camp: Callable[..., Camp]) -> 
 def test_slow_ones_hold_up_nobody_beyond_the_deadline(
     camp: Callable[..., Camp], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doors, "HELLO_SECONDS", 0.5)
+    monkeypatch.setattr(grpc_server, "HELLO_SECONDS", 0.5)
     here = camp(deadline=3.0)
-    mute = [socket.create_connection(("127.0.0.1", here.door.port)) for _ in range(20)]  # not even a handshake
+    mute = [socket.create_connection(("127.0.0.1", here.server.port)) for _ in range(20)]  # not even a handshake
     silent = here.enemy("stranger", hello=b"")
     here.honest("a", "b")
     loris = here.enemy()
@@ -303,8 +302,7 @@ def test_slow_ones_hold_up_nobody_beyond_the_deadline(
 
     def drip() -> None:
         order = loris.order()[0]
-        said = {k: order[k] for k in ("run", "life", "round", "seq", "step")}
-        loris.frame(b"H" + __import__("json").dumps({"kind": "reply", "from": "c", **said, "size": 10_000}).encode())
+        loris.frame(b"H" + json.dumps({**reply_head("c", order), "size": 10_000}).encode())
         for _ in range(20):
             loris.frame(b"B.")
 
@@ -319,20 +317,20 @@ def test_slow_ones_hold_up_nobody_beyond_the_deadline(
 
 def test_status_is_for_members(camp: Callable[..., Camp]) -> None:
     here = camp()
-    here.door.status = lambda: {"me": "server", "round": 1}
-    with channel(here.door.port, here.me("a")) as line:
+    here.server.status = lambda: {"me": "server", "round": 1}
+    with channel(here.server.port, here.me("a")) as line:
         assert b'"round": 1' in line.unary_unary(STATUS)(b"", timeout=20)
-    with channel(here.door.port, here.me("stranger")) as line, pytest.raises(grpc.RpcError, match="list of sites"):
+    with channel(here.server.port, here.me("stranger")) as line, pytest.raises(grpc.RpcError, match="list of sites"):
         line.unary_unary(STATUS)(b"", timeout=20)
 
 
 def test_what_a_step_fails_with_stays_at_the_site() -> None:
-    from kilter.net.site import answer
+    from kilter.net.site import make_reply
 
-    head, body = answer(Done(error=ValueError("patient 17 has no label")))
-    assert body == b""
-    assert "17" not in head["error"]
-    assert "ValueError" in head["error"]
+    letters, error, body = make_reply(Done(error=ValueError("patient 17 has no label")))
+    assert (letters, body) == (False, b"")
+    assert "17" not in error
+    assert "ValueError" in error
 
 
 def test_insecure_is_for_loopback_only() -> None:
@@ -358,7 +356,7 @@ def test_the_decoders_survive_a_hundred_thousand_mutations() -> None:
     """Letters and heads, flipped, cut, spliced and grown: read as something, or refused as Malformed; nothing else."""
     from random import Random
 
-    from kilter.net.frames import head_of
+    from kilter.net.frames import parse_head
 
     rng = Random(0)
     tree = {"w": torch.ones(3, 2), "n": 5, "t": (1, [None, 2.5, "x"], b"y"), "deep": {"a": {"b": torch.tensor(1)}}}
@@ -390,7 +388,7 @@ def test_the_decoders_survive_a_hundred_thousand_mutations() -> None:
             if k % 3:
                 wire.decode(mutated(rng.choice(letters)))
             else:
-                head_of(mutated(rng.choice(heads)), 2**24)
+                parse_head(mutated(rng.choice(heads)), 2**24)
         except wire.Malformed:
             refused += 1
     assert refused > 60_000

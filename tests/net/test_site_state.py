@@ -1,102 +1,185 @@
-"""What a site keeps: nothing is applied twice, nothing that was not taken stays, and a new life of the server rolls back."""
+"""What a site keeps: nothing is applied twice, a new session of the server rolls back, and altered or foreign files are refused."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kilter.errors import Mistake
-from kilter.net.site_state import Keep
+from kilter.net.messages import Order, Reply, StateMark
+from kilter.net.site_state import SiteState, StateDirectory
 from kilter.records import wire
+from kilter.runtimes.step_names import StepName
 
 RUN = "ab" * 16
+ONE, TWO, THREE, FOUR = ("11" * 8, "22" * 8, "33" * 8, "44" * 8)  # sessions of the server
 
 
-def order(round: int, seq: int, took: list[int] | None = None, life: str = "one", since: int = 0) -> dict[str, Any]:
-    return {"round": round, "seq": seq, "took": took, "life": life, "since": since}
+class Site:
+    """A site whose orders count up; it knows what a server would know about it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.known: StateMark | None = None
+        self.open()
+
+    def open(self) -> None:
+        self.directory = StateDirectory(self.folder)
+        self.state = SiteState(self.directory, RUN)
+
+    def close(self) -> None:
+        self.state.close()
+        self.directory.close()
+
+    def order(
+        self,
+        round: int,
+        seq: int,
+        accepted: tuple[int, int] | None = None,
+        session: str = ONE,
+        since: int = 0,
+        **more: Any,
+    ) -> Order:
+        given = {"accepted": accepted, "state": self.known, **more}
+        return Order(RUN, session, since, round, seq, StepName("train"), **given)
+
+    def do(self, order: Order) -> tuple[str, bytes]:
+        """Carry out an order; its reply says how far the count is."""
+        stored = self.state.begin(order)
+        if stored is not None:
+            return "stored", stored[1]
+        state = {"count": self.state.state().get("count", 0) + 1}
+        body = str(state["count"]).encode()
+        reply = Reply("a", RUN, order.session, *order.place, order.step, self.state.mark)
+        self.known = self.state.finish(order, state, reply, body).state
+        return "done", body
+
+    @property
+    def count(self) -> int:
+        return int(self.state.state().get("count", 0))
 
 
-def do(keep: Keep, what: dict[str, Any]) -> Any:
-    """Carry out an order that counts; its reply says how far the count is."""
-    found = keep.begin(what)
-    if found is not None:
-        return "kept", found[1]
-    state = {"count": keep.state().get("count", 0) + 1}
-    keep.finish(what, state, {"kind": "reply"}, str(state["count"]).encode())
-    return "done", str(state["count"]).encode()
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path / "state")
 
 
-def count(keep: Keep) -> int:
-    return int(keep.state().get("count", 0))
+def test_the_same_order_again_gives_the_same_reply_and_is_not_applied_twice(site: Site) -> None:
+    assert site.do(site.order(1, 1)) == ("done", b"1")
+    assert site.do(site.order(1, 1)) == ("stored", b"1")
+    site.close()
+    site.open()  # after a crash
+    assert site.do(site.order(1, 1)) == ("stored", b"1")
+    assert site.do(site.order(1, 2, (1, 1))) == ("done", b"2")
+    assert site.count == 2
 
 
-def test_the_same_order_again_gives_the_same_reply_and_is_not_applied_twice(tmp_path: Path) -> None:
-    keep = Keep(tmp_path, RUN)
-    assert do(keep, order(1, 1)) == ("done", b"1")
-    assert do(keep, order(1, 1)) == ("kept", b"1")
-    keep.close()
-    keep = Keep(tmp_path, RUN)  # after a crash
-    assert do(keep, order(1, 1)) == ("kept", b"1")
-    assert do(keep, order(1, 2, took=[1, 1])) == ("done", b"2")
-    assert count(keep) == 2
+def test_a_step_whose_reply_was_not_accepted_is_undone(site: Site) -> None:
+    site.do(site.order(1, 1))
+    first = site.known
+    site.do(site.order(2, 1, (1, 1)))
+    assert site.count == 2
+    site.known = first
+    site.state.begin(site.order(2, 2, (1, 1)))  # (2, 1) came too late
+    assert site.count == 1
+    site.close()
+    site.open()  # it stays undone, though a later reply was accepted
+    site.state.begin(site.order(3, 1, (2, 2)))
+    assert site.count == 1
 
 
-def test_a_step_whose_reply_was_not_taken_is_undone(tmp_path: Path) -> None:
-    keep = Keep(tmp_path, RUN)
-    do(keep, order(1, 1))
-    do(keep, order(2, 1, took=[1, 1]))
-    assert count(keep) == 2
-    keep.begin(order(2, 2, took=[1, 1]))  # (2, 1) came too late
-    assert count(keep) == 1
-    keep.close()
-    keep = Keep(tmp_path, RUN)  # it stays undone, though a later reply was taken
-    keep.begin(order(3, 1, took=[2, 2]))
-    assert count(keep) == 1
-
-
-def test_a_servers_new_life_takes_back_the_round_it_runs_again(tmp_path: Path) -> None:
-    keep = Keep(tmp_path, RUN)
-    do(keep, order(1, 1))
-    do(keep, order(2, 1, took=[1, 1]))
-    do(keep, order(2, 2, took=[2, 1]))
-    assert count(keep) == 3
-    assert do(keep, order(2, 1, took=[1, 1], life="two", since=2)) == ("done", b"2")
-    assert do(keep, order(2, 2, took=[2, 1], life="two", since=2)) == ("done", b"3")
-    assert do(keep, order(3, 1, took=[2, 2], life="three", since=3)) == ("done", b"4")  # nothing to take back
+def test_a_new_session_of_the_server_takes_back_the_round_it_runs_again(site: Site) -> None:
+    site.do(site.order(1, 1))
+    end_of_round_1 = site.known
+    site.do(site.order(2, 1, (1, 1)))
+    site.do(site.order(2, 2, (2, 1)))
+    assert site.count == 3
+    site.known = end_of_round_1
+    assert site.do(site.order(2, 1, (1, 1), TWO, 2)) == ("done", b"2")
+    assert site.do(site.order(2, 2, (2, 1), TWO, 2)) == ("done", b"3")
+    assert site.do(site.order(3, 1, (2, 2), THREE, 3)) == ("done", b"4")  # nothing to take back
     with pytest.raises(Mistake, match="went back to round 1"):
-        keep.begin(order(1, 1, life="four", since=1))
+        site.state.begin(site.order(1, 1, None, FOUR, 1))
 
 
-def test_an_order_out_of_turn_is_refused(tmp_path: Path) -> None:
-    keep = Keep(tmp_path, RUN)
-    do(keep, order(2, 2))
+def test_an_order_out_of_turn_is_refused(site: Site) -> None:
+    site.do(site.order(2, 2))
     for at in ((2, 1), (1, 9)):
         with pytest.raises(wire.Malformed, match="out of turn"):
-            keep.begin(order(*at))
+            site.state.begin(site.order(*at))
 
 
-def test_only_files_that_count_stay(tmp_path: Path) -> None:
-    keep = Keep(tmp_path, RUN)
-    took = None
+def test_only_files_that_count_stay(site: Site) -> None:
+    accepted = None
     for round in range(1, 8):
-        do(keep, order(round, 1, took))
-        took = [round, 1]
-    assert len(list(keep.folder.iterdir())) <= 6  # state, before the step, before the round, reply, index, lock
+        site.do(site.order(round, 1, accepted))
+        accepted = (round, 1)
+    assert len(list(site.state.folder.iterdir())) <= 6  # state, before the step, before the round, reply, index, lock
 
 
-def test_damage_and_strangers_are_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="not one of ours"):
-        Keep(tmp_path, "../../etc")
-    keep = Keep(tmp_path, RUN)
+def test_a_lost_state_directory_is_noticed(site: Site, tmp_path: Path) -> None:
+    site.do(site.order(1, 1))
+    other = Site(tmp_path / "new")
+    other.known = site.known
+    with pytest.raises(Mistake, match="does not fit the run"):
+        other.state.begin(other.order(2, 1, (1, 1)))
+
+
+def test_a_state_directory_restored_from_an_old_copy_is_noticed(site: Site) -> None:
+    site.do(site.order(1, 1))
+    old = {p.name: p.read_bytes() for p in site.state.folder.iterdir()}
+    site.do(site.order(2, 1, (1, 1)))
+    site.close()
+    for path in site.state.folder.iterdir():
+        path.unlink()
+    for name, data in old.items():
+        (site.state.folder / name).write_bytes(data)
+    site.open()
+    with pytest.raises(Mistake, match="does not fit the run"):
+        site.state.begin(site.order(3, 1, (2, 1)))
+
+
+def test_every_flipped_bit_in_state_reply_or_index_is_noticed(site: Site) -> None:
+    site.do(site.order(1, 1))
+    site.close()
+    index = site.state.index
+    assert index.state
+    assert index.reply
+    for name in (index.state.file, index.reply.file, "index.json"):
+        path = site.state.folder / name
+        good = path.read_bytes()
+        for at in range(0, len(good), 7):
+            path.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
+            site.directory = StateDirectory(site.folder)
+            with pytest.raises(Mistake, match="altered or damaged"):
+                read_all(site)
+            site.close()
+        path.write_bytes(good)
+
+
+def read_all(site: Site) -> None:
+    site.state = SiteState(site.directory, RUN)
+    site.state.begin(site.order(1, 1))
+    site.state.state()
+
+
+def test_files_are_private(site: Site) -> None:
+    site.do(site.order(1, 1))
+    assert site.folder.stat().st_mode & 0o077 == 0
+    assert site.state.folder.stat().st_mode & 0o077 == 0
+
+
+def test_strangers_and_a_second_process_are_refused(site: Site, tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match="cannot be one"):
+        SiteState(site.directory, "../../etc")
     with pytest.raises(Mistake, match="Another process"):
-        Keep(tmp_path, RUN)
-    do(keep, order(1, 1))
-    (keep.folder / keep.index["state"]).write_bytes(b"x")
-    with pytest.raises(Mistake, match="damaged"):
-        keep.state()
-    keep.close()
-    (keep.folder / "index.json").write_text("{")
-    with pytest.raises(Mistake, match="damaged"):
-        Keep(tmp_path, RUN)
+        StateDirectory(site.folder)
+    site.do(site.order(1, 1))
+    site.close()
+    (site.state.folder / "index.json").write_text(json.dumps({"index": "{}", "checksum": "0"}))
+    site.directory = StateDirectory(site.folder)
+    with pytest.raises(Mistake, match="altered or damaged"):
+        SiteState(site.directory, RUN)

@@ -1,132 +1,312 @@
-"""The commands of a network: certs, serve, join, peer, status. `kilter.cli` only puts them on its list."""
+"""The commands of a network: certs, serve, join, peer, status. They import gRPC only when they run."""
 
 from __future__ import annotations
 
-import importlib
+import asyncio
+import functools
+import json
+import logging
+import os
+import signal
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
 
 import typer
 
-from kilter.errors import Mistake
+from kilter.commands.experiment_options import stdout as out
+from kilter.errors import Mistake, unknown
 from kilter.net import LARGEST
 
-Tls = Annotated[Path | None, typer.Option("--tls", help="folder with key.pem, cert.pem, ca.pem", show_default=False)]
-Insecure = Annotated[bool, typer.Option("--insecure", help="no TLS: anyone may say any name; loopback only")]
-Largest = Annotated[int, typer.Option(help="most bytes in a letter")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="log only what goes wrong")]
+if TYPE_CHECKING:
+    from kilter.core import Rows
+    from kilter.experiment import Experiment
+    from kilter.net.policy import SitePolicy
+    from kilter.net.tls import Identity
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Tls = Annotated[Path | None, typer.Option("--tls", help="Folder with key.pem, cert.pem, ca.pem.", show_default=False)]
+Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: names are not verified. Loopback only.")]
+Largest = Annotated[int, typer.Option(help="Most bytes in a letter.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Log only problems.")]
+Metrics = Annotated[str, typer.Option(help="HOST:PORT on this machine for Prometheus.", show_default=False)]
+RunFolder = Annotated[str, typer.Option("--out", help="Run folder; reuse the folder to resume.", show_default=False)]
+StateDir = Annotated[Path, typer.Option(help="Where this site keeps its state, approvals and audit log.")]
+Policy = Annotated[Path | None, typer.Option(help="This site's policy (site.toml).", show_default=False)]
+
+
+def needs_network(command: Callable[P, R]) -> Callable[P, R]:
+    """Say which library is missing, in one sentence."""
+
+    @functools.wraps(command)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except ModuleNotFoundError as e:
+            if (e.name or "").split(".")[0] not in ("grpc", "cryptography"):
+                raise
+            raise Mistake(f"The network needs the library {e.name}: `pip install 'kilter[net]'`.") from None
+
+    return checked
+
+
+class PlainFormatter(logging.Formatter):
+    """Log lines in which nothing that came over the network can start a new line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = record.getMessage()
+        record.msg, record.args = "".join(c if c.isprintable() else "?" for c in text), None
+        return super().format(record)
+
+
+def prepare(quiet: bool) -> None:
+    """Log to stderr; new files are private."""
+    os.umask(0o077)
+    logger = logging.getLogger("kilter.net")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PlainFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+    logger.propagate = False
+
+
+@needs_network
 def certs_new(
-    out_: Annotated[Path, typer.Option("--out", help="folder for the authority and one folder a name")],
-    names: Annotated[str, typer.Option(help="who gets a key and a certificate: server,hospital-a,...")],
-    days: Annotated[int, typer.Option(help="how long they are valid")] = 365,
+    folder: Annotated[Path, typer.Option("--out", help="Folder for the authority and one folder for each name.")],
+    names: Annotated[str, typer.Option(help="Who gets a key and a certificate: server,hospital-a,...")],
+    days: Annotated[int, typer.Option(help="How long they are valid.")] = 365,
 ) -> None:
-    """An authority, keys and certificates for trying out."""
-    tls = _part("tls")
-    for folder in tls.new(out_, tls.words(names), days):
-        typer.echo(f"{folder}: key.pem, cert.pem, ca.pem")
-    typer.echo(f"{out_ / 'ca.key.pem'} makes more of them: keep it away from every site.")
+    """Make an authority, keys and certificates for a trial."""
+    from kilter.net import tls
+
+    for made in tls.new(folder, tls.words(names), days):
+        typer.echo(f"{made}: key.pem, cert.pem, ca.pem")
+    typer.echo(f"{folder / 'ca.key.pem'} makes more of them: keep it away from every site.")
 
 
+@needs_network
 def serve(
-    file: Annotated[Path, typer.Argument(help="an experiment file")],
-    listen: Annotated[str, typer.Option(help="address and port")] = "127.0.0.1:9443",
+    file: Annotated[Path, typer.Argument(help="An experiment file.")],
+    listen: Annotated[str, typer.Option(help="Address and port.")] = "127.0.0.1:9443",
     tls_: Tls = None,
     sites: Annotated[
-        str, typer.Option(help="who may take part, by certificate name; default: who makes the quorum")
+        str, typer.Option(help="Who may take part, by certificate name; default: the first sites to connect.")
     ] = "",
     quorum: Annotated[
-        int, typer.Option(help="fewest sites to begin and go on with; default: all", show_default=False)
+        int,
+        typer.Option(
+            help="Fewest sites to begin and to go on with; default: all to begin, half to go on.", show_default=False
+        ),
     ] = 0,
-    deadline: Annotated[float, typer.Option(help="seconds a site has for a step")] = 600.0,
-    grace: Annotated[float, typer.Option(help="seconds to wait for a site whose stream is lost")] = 30.0,
-    data: Annotated[str, typer.Option(help="the server's data (common test set, public rows); none: it has none")] = "",
-    folder: Annotated[
-        str, typer.Option("--out", help="the run folder; the same again goes on with it", show_default=False)
+    deadline: Annotated[float, typer.Option(help="Seconds a site has for a step.")] = 600.0,
+    grace: Annotated[float, typer.Option(help="Seconds to wait for a site that lost its connection.")] = 30.0,
+    data: Annotated[
+        str, typer.Option(help="The server's data (common test set, public rows); none: it has none.")
     ] = "",
+    folder: RunFolder = "",
     largest: Largest = LARGEST,
-    metrics: Annotated[str, typer.Option(help="address and port for Prometheus", show_default=False)] = "",
+    metrics: Metrics = "",
     insecure: Insecure = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run an experiment with real sites: wait for a quorum, then round after round. Started again, it goes on."""
-    _part("entry").serve(**locals())
+    """Lead a run with real sites. Start it again with the same options to resume."""
+    from kilter.experiment import Experiment
+    from kilter.net import tls
+    from kilter.net.grpc_server import GrpcServer
+    from kilter.net.server_run import ServerRun
+    from kilter.runtimes.interrupts import stoppable
+
+    prepare(quiet)
+    identity = tls.identity(tls_, insecure, listen)
+    run = ServerRun(Experiment.read(file), tls.words(sites), quorum, deadline, grace, data, folder)
+    server = GrpcServer(listen, identity, run.sites or None, largest)
+    me = identity.name if identity else "server"
+    out.print(f"Listening on {listen.rpartition(':')[0]}:{server.port} as {me}; run folder {run.where}")
+    with stoppable():
+        run.run(server, me, out, metrics)
 
 
+def site_policy(
+    policy: Path | None, allow_methods: str, allow_steps: str, trust: list[str] | None, weights: str
+) -> SitePolicy:
+    """The policy file, narrowed by options of the command line."""
+    from kilter.net.policy import SitePolicy, narrowed
+    from kilter.net.tls import words
+
+    read = replace(SitePolicy.read(policy), files=tuple(trust or ()), weights=weights)
+    return narrowed(read, words(allow_methods), words(allow_steps))
+
+
+def ask_at_terminal(lines: list[str]) -> bool:
+    """Show the terms, and ask whether to approve them."""
+    for line in lines:
+        out.print(line, markup=False)
+    return typer.confirm("Approve these terms?", default=False)
+
+
+@needs_network
 def join(
-    server: Annotated[str, typer.Option(help="host:port of the server")],
-    data: Annotated[str, typer.Option(help="this site's data: a .npz, .csv or folder")],
+    server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
+    data: Annotated[str, typer.Option(help="This site's data: a .npz, .csv or folder.")],
     tls_: Tls = None,
-    state_dir: Annotated[Path, typer.Option(help="where this site keeps its state between steps")] = Path(
-        "kilter-state"
-    ),
-    name: Annotated[str, typer.Option(help="my name (only with --insecure)", show_default=False)] = "",
-    server_name: Annotated[str, typer.Option(help="the name in the server's certificate")] = "server",
-    allow_methods: Annotated[str, typer.Option(help="methods this site runs; default: all that are installed")] = "",
-    allow_steps: Annotated[str, typer.Option(help="steps this site runs; default: all of the method's")] = "",
-    trust: Annotated[list[str] | None, typer.Option(help="a file of my own, file.py:Name, that may be run")] = None,
-    weights: Annotated[str, typer.Option(help="this site's copy of the pre-trained weights", show_default=False)] = "",
-    give_up: Annotated[float, typer.Option(help="seconds after which a server that is away is given up")] = 86400.0,
+    state_dir: StateDir = Path("kilter-state"),
+    name: Annotated[str, typer.Option(help="My name (only with --insecure).", show_default=False)] = "",
+    server_name: Annotated[str, typer.Option(help="The name in the server's certificate.")] = "server",
+    policy: Policy = None,
+    approve: Annotated[list[str] | None, typer.Option(help="A digest of terms to approve.")] = None,
+    allow_methods: Annotated[str, typer.Option(help="Only these methods of the policy.")] = "",
+    allow_steps: Annotated[str, typer.Option(help="Only these steps.")] = "",
+    trust: Annotated[list[str] | None, typer.Option(help="A file of my own, file.py:Name, that may run.")] = None,
+    weights: Annotated[str, typer.Option(help="This site's copy of the pre-trained weights.", show_default=False)] = "",
+    give_up: Annotated[float, typer.Option(help="Stop retrying after this many seconds without the server.")] = 86400.0,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print what each step would send, and send nothing")
+        bool, typer.Option("--dry-run", help="Show the terms and what would leave; send nothing.")
     ] = False,
     largest: Largest = LARGEST,
     insecure: Insecure = False,
     quiet: Quiet = False,
 ) -> None:
-    """This site: dial out to a server, train here, send what the steps return."""
-    _part("entry").join(**locals())
+    """Take part as a site: dial out to a server, train here, send what the steps return."""
+    from kilter import data as kdata
+    from kilter.net import tls
+    from kilter.net.limits import limit_memory
+    from kilter.net.site import Site
+    from kilter.net.site_client import attend
+    from kilter.runtimes.interrupts import stoppable
+
+    prepare(quiet)
+    identity = tls.identity(tls_, insecure, server)
+    allowed = site_policy(policy, allow_methods, allow_steps, trust, weights)
+    me = _site_name(identity, name)
+    ask = ask_at_terminal if sys.stdin.isatty() else None
+    site = Site(me, kdata.load(data), state_dir, allowed, data, identity, largest, ask, server_name)
+    limit_memory(allowed.memory_mb)
+    for digest in approve or ():
+        site.approvals.add(digest, "--approve")
+    if dry_run:
+        from kilter.net.dry_run import rehearse
+
+        asyncio.run(rehearse(site, server, lambda line: out.print(line, markup=False, soft_wrap=True)))
+        return
+    with stoppable(signal.SIGTERM):  # asyncio handles Ctrl-C itself
+        asyncio.run(attend(site, server, give_up))
 
 
+def _site_name(identity: Identity | None, name: str) -> str:
+    from kilter.net.fields import check_name
+
+    if identity is None and not name:
+        raise Mistake("Without a certificate a site must give its name: --name.")
+    if identity is not None and name and name != identity.name:
+        raise Mistake(f"This certificate's name is '{identity.name}', not '{name}'.")
+    return check_name(identity.name if identity else name)
+
+
+@needs_network
 def peer(
-    me: Annotated[str, typer.Option(help="my name in the list of peers, and in my certificate")],
-    peers: Annotated[Path, typer.Option(help="a TOML file: experiment = ..., and [peers] with NAME = HOST:PORT")],
-    data: Annotated[str, typer.Option(help="this site's data: a .npz, .csv or folder")],
+    me: Annotated[str, typer.Option(help="My name in the list of peers, and in my certificate.")],
+    peers: Annotated[Path, typer.Option(help="A TOML file: experiment = ..., and [peers] with NAME = HOST:PORT.")],
+    data: Annotated[str, typer.Option(help="This site's data: a .npz, .csv or folder.")],
     tls_: Tls = None,
-    listen: Annotated[str, typer.Option(help="where to listen; default: my line in the list", show_default=False)] = "",
-    quorum: Annotated[int, typer.Option(help="fewest peers to begin with; default: all", show_default=False)] = 0,
-    deadline: Annotated[float, typer.Option(help="seconds to wait for a neighbour's letter")] = 600.0,
-    grace: Annotated[float, typer.Option(help="seconds to wait for a neighbour that cannot be reached")] = 30.0,
-    folder: Annotated[
-        str, typer.Option("--out", help="the run folder; the same again goes on with it", show_default=False)
+    listen: Annotated[
+        str, typer.Option(help="Where to listen; default: my line in the list.", show_default=False)
     ] = "",
-    public: Annotated[str, typer.Option(help="a file of rows that whoever aggregates may hold")] = "",
+    quorum: Annotated[int, typer.Option(help="Fewest peers to begin with; default: all.", show_default=False)] = 0,
+    deadline: Annotated[float, typer.Option(help="Seconds to wait for a neighbour's letter.")] = 600.0,
+    grace: Annotated[float, typer.Option(help="Seconds to wait for a neighbour that cannot be reached.")] = 30.0,
+    folder: RunFolder = "",
+    public: Annotated[str, typer.Option(help="A file of rows that every aggregator may hold.")] = "",
+    policy: Policy = None,
     largest: Largest = LARGEST,
-    metrics: Annotated[str, typer.Option(help="address and port for Prometheus", show_default=False)] = "",
+    metrics: Metrics = "",
     insecure: Insecure = False,
     quiet: Quiet = False,
 ) -> None:
-    """This site as a peer: no server at all, everyone trains and aggregates with its neighbours."""
-    _part("entry").peer(**locals())
+    """Take part as a peer: without a server, everyone trains and aggregates with its neighbours."""
+    from kilter.net import tls
+    from kilter.net.peer_run import PeerRun
+    from kilter.runtimes.interrupts import stoppable
+
+    prepare(quiet)
+    experiment, addresses, classes = _read_peers(peers, me)
+    listen = listen or addresses[me]
+    identity = tls.identity(tls_, insecure, listen)
+    if identity and identity.name != me:
+        raise Mistake(f"--me is '{me}', and the certificate's name is '{identity.name}'.")
+    allowed = site_policy(policy, "", "", None, experiment.weights)
+    run = PeerRun(experiment, me, addresses, data, classes, folder, allowed)
+    with run.open(listen, identity, largest, _public(public, run.description.classes), quorum, deadline, grace) as fed:
+        host = listen.rpartition(":")[0]
+        out.print(f"Listening on {host}:{fed.transport.port} as {me}; run folder {run.where}")
+        with stoppable():
+            run.run(fed, out, metrics)
 
 
+def _read_peers(path: Path, me: str) -> tuple[Experiment, dict[str, str], list[str] | None]:
+    """The experiment, everyone's address, and the class names if the file lists them."""
+    from kilter.experiment import Experiment, read_toml
+
+    listed = read_toml(path)
+    addresses, classes = listed.get("peers"), listed.get("classes")
+    if not isinstance(addresses, dict) or not all(isinstance(a, str) for a in addresses.values()):
+        raise Mistake(f"'{path}' needs a table [peers] with a line NAME = \"HOST:PORT\" for each.")
+    if me not in addresses:
+        raise unknown("peer", me, addresses)
+    experiment = Experiment.read(path.parent / str(listed.get("experiment", "experiment.toml")))
+    if experiment.patience:
+        raise Mistake("Peers cannot stop early together, as nobody sees everyone's score: set patience = 0.")
+    return experiment, addresses, classes if isinstance(classes, list) else None
+
+
+def _public(path: str, classes: tuple[str, ...]) -> Rows | None:
+    """All training rows of a file: what an aggregator may hold."""
+    from kilter import data as kdata
+    from kilter.core import Rows
+
+    if not path:
+        return None
+    dataset = kdata.load(path, classes=classes)
+    return Rows({"x": dataset.x, "y": dataset.y}, dataset.train)
+
+
+@needs_network
 def status(
-    server: Annotated[str, typer.Option(help="host:port of a server or peer")],
+    server: Annotated[str, typer.Option(help="HOST:PORT of a server or peer.")],
     tls_: Tls = None,
-    server_name: Annotated[str, typer.Option(help="the name in its certificate")] = "server",
+    server_name: Annotated[str, typer.Option(help="The name in its certificate.")] = "server",
     insecure: Insecure = False,
 ) -> None:
-    """A running server or peer: its round, who is here, the last error, the traffic."""
-    _part("entry").status(**locals())
+    """Show a running server or peer: its round, who is connected, the last error, the traffic."""
+    import grpc
 
+    from kilter.net import tls
+    from kilter.net.frames import OPTIONS
+    from kilter.net.grpc_server import STATUS
 
-def _part(name: str) -> Any:
-    """A part of the network; it needs libraries that not everyone has, and the other commands do not wait for them."""
-    try:
-        return importlib.import_module(f"kilter.net.{name}")
-    except ModuleNotFoundError as e:
-        if (e.name or "").split(".")[0] not in ("grpc", "cryptography"):
-            raise
-        raise Mistake(f"The network needs the library {e.name}: `pip install 'kilter[net]'`.") from None
+    me = tls.identity(tls_, insecure, server)
+    options = [*OPTIONS, ("grpc.ssl_target_name_override", server_name)]
+    channel = grpc.secure_channel(server, me.for_client(), options) if me else grpc.insecure_channel(server, OPTIONS)
+    with channel:
+        try:
+            report = json.loads(channel.unary_unary(STATUS)(b"", timeout=10))
+        except grpc.RpcError as e:
+            raise Mistake(f"'{server}' does not answer: {(e.details() or e.code().name).splitlines()[0]}.") from None
+    for key, value in report.items():
+        out.print(f"{key}: {', '.join(map(str, value)) if isinstance(value, list) else value}", markup=False)
 
 
 def register(app: typer.Typer) -> None:
-    """Put the commands on the command line's list."""
+    """Add the commands to the command line."""
+    from kilter.commands import site
+
     certs = typer.Typer(help="Keys and certificates.", no_args_is_help=True)
     certs.command("new")(certs_new)
     app.add_typer(certs, name="certs")
-    commands: list[Callable[..., None]] = [serve, join, peer, status]
+    commands: list[Callable[..., None]] = [serve, join, peer, status, site.approve, site.audit]
     for command in commands:
         app.command()(command)

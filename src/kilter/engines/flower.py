@@ -14,9 +14,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
-from kilter.engines.flower_transport import GridDesk, opened
-from kilter.engines.settings import lead_of, site_of
-from kilter.engines.site_endpoint import answered, refusal
+from kilter.engines.flower_transport import FlowerTransport, letter_in
+from kilter.engines.settings import RunSettings, make_site
+from kilter.engines.site_endpoint import answer_letter, refuse
 from kilter.errors import Mistake
 
 log = logging.getLogger("kilter.net")
@@ -38,31 +38,30 @@ def envelope(letter: bytes, node: int, seconds: float) -> Message:
 
 
 def main(grid: Grid, context: Context) -> None:
-    """Lead the run; when this returns it is finished, and when it raises the run is on record as failed."""
-    speak()
-    lead = lead_of(context.run_config)
-    desk = GridDesk(grid, envelope, lead.sites, lead.deadline)
-    lead.run(desk, "server", Console(file=sys.stderr, highlight=False))
+    """Lead the run. Flower records it as finished when this returns, and as failed when it raises."""
+    log_to_stderr()
+    run = RunSettings.read(context.run_config).server_run()
+    transport = FlowerTransport(grid, envelope, run.sites, run.deadline)
+    run.run(transport, "server", Console(file=sys.stderr, highlight=False))
 
 
 def visit(message: Message, context: Context) -> Message:
-    """One letter of the server, answered by the site that the node-config describes."""
-    speak()
+    """Answer one letter of the server, as the site that the node-config describes."""
+    log_to_stderr()
     try:
         name = str(context.node_config.get("name", ""))
         if not name:
-            raise Mistake("The node-config must say the site's name, as it is registered at the SuperLink.")
-        site = site_of(context.node_config, name)
-        letter = answered(site, opened(message.content))
-        if site.keep is not None:
-            site.keep.close()  # before the answer goes out: the next message may come at once, to another process
+            raise Mistake("The node-config must give the site's name, as it is registered at the SuperLink.")
+        site = make_site(context.node_config, name)
+        letter = answer_letter(site, letter_in(message.content))
+        site.close()  # before the answer goes out: the next message may come at once, to another process
     except Exception as e:
-        letter = refusal("its settings do not work; see that site's log", e)
+        letter = refuse("its settings do not work; see that site's log", e)
     return Message(enclosed(letter), reply_to=message)
 
 
-def speak() -> None:
-    """Our log, beside Flower's."""
+def log_to_stderr() -> None:
+    """Our log, next to Flower's."""
     logger = logging.getLogger("kilter.net")
     if not logger.handlers:
         logger.addHandler(logging.StreamHandler(sys.stderr))

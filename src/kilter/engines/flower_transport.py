@@ -1,4 +1,4 @@
-"""Letters through Flower's grid: its messages pushed and pulled in a thread of our own, replies matched by what they reply to."""
+"""Letters through Flower's grid: a thread pushes and pulls its messages, and matches replies by the message they answer."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
-from kilter.engines.engine_transport import Desk
+from kilter.engines.engine_transport import EngineTransport
 from kilter.errors import Mistake
 from kilter.net.frames import LARGEST
+from kilter.net.messages import Goodbye
 from kilter.records.wire import Malformed
 
 log = logging.getLogger("kilter.net")
 
-POLL = 0.2  # seconds between two looks for replies
-LOOK = 3.0  # seconds between two looks at who is online
+POLL = 0.2  # seconds between two checks for replies
+LOOK = 3.0  # seconds between two checks of who is online
 Envelope = Callable[[bytes, int, float], Any]  # a message of Flower: a letter, to a node, valid so many seconds
 
 
-class GridDesk(Desk):
-    """`grid` is Flower's; a site is known by the name that its node is registered under."""
+class FlowerTransport(EngineTransport):
+    """`grid` is Flower's. A site's name is the one that its node is registered under."""
 
     def __init__(
         self, grid: Any, envelope: Envelope, allowed: Collection[str], deadline: float, largest: int = LARGEST
@@ -33,27 +34,27 @@ class GridDesk(Desk):
         self._out: list[tuple[str, bytes]] = []
         self._open: dict[str, tuple[str, int]] = {}  # by message id: who was asked, and its node
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._tend, name="kilter-grid", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="kilter-grid", daemon=True)
         self._thread.start()
 
     def post(self, name: str, letter: bytes) -> None:
         self._out.append((name, letter))
         self.changed.notify_all()
 
-    def close(self, goodbye: Any = None) -> None:
-        """Nobody waits for a goodbye: a ClientApp has ended when its answer is there."""
+    def close(self, goodbye: Goodbye | None = None) -> None:
+        """Nobody waits for a goodbye: a ClientApp ends with its answer."""
         self._closed.set()
         self._thread.join(30)
 
     # In the grid's thread ----------------------------------------------------------------------------------------------
 
-    def _tend(self) -> None:
-        looked = -LOOK
+    def _run(self) -> None:
+        checked = -LOOK
         while not self._closed.is_set():
             try:
-                if time.monotonic() - looked >= LOOK:
-                    self._look()
-                    looked = time.monotonic()
+                if time.monotonic() - checked >= LOOK:
+                    self._check_nodes()
+                    checked = time.monotonic()
                 self._push()
                 self._pull()
             except Exception as e:  # the SuperLink may come back; deadlines decide what is lost
@@ -63,17 +64,15 @@ class GridDesk(Desk):
                 if not self._out:
                     self.changed.wait(POLL)
 
-    def _look(self) -> None:
+    def _check_nodes(self) -> None:
         """Who is online, by registered name."""
-        found = [(node.name, (node.node_id, node.last_activated_at)) for node in self._grid.get_nodes()]
-        for name, count in Counter(name for name, _ in found).items():
+        online = [(node.name, (node.node_id, node.last_activated_at)) for node in self._grid.get_nodes()]
+        for name, count in Counter(name for name, _ in online).items():
             if count > 1 and name in (self.allowed or ()):
                 raise Mistake(f"Two SuperNodes are registered as '{name}': unregister one.")
-        nodes = dict(found)
+        nodes = dict(online)
         for name, node in self._nodes.items():
-            if (
-                name in self.links and nodes.get(name, node) != node
-            ):  # what it was asked before it does not know any more
+            if name in self.sites and nodes.get(name, node) != node:  # it does not know what it was asked before
                 self._open = {number: one for number, one in self._open.items() if one[0] != name}
                 self.lost(name, "its SuperNode was started again")
         self._nodes = nodes
@@ -101,24 +100,24 @@ class GridDesk(Desk):
         for reply in self._grid.pull_messages(list(self._open)):
             name, node = self._open.pop(reply.metadata.reply_to_message_id, ("", 0))
             if not name:
-                self.note("a reply to no message of ours was left alone")
+                self.note("a reply to no message of ours was ignored")
             elif reply.has_error():
                 self.lost(name, f"Flower gives no reply (error {reply.error.code})")
             elif reply.metadata.src_node_id != node:
                 self.lost(name, "another node replied in its place")
             else:
                 try:
-                    self.heard(name, opened(reply.content))
+                    self.receive(name, letter_in(reply.content))
                 except Malformed as e:
                     self.lost(name, str(e))
 
 
-def opened(content: Any) -> bytes:
-    """The letter in a message."""
+def letter_in(content: Any) -> bytes:
+    """The letter in a message of Flower."""
     try:
-        found = content["letter"]["bytes"].data
+        data = content["letter"]["bytes"].data
     except (KeyError, TypeError, AttributeError):
-        found = None
-    if not isinstance(found, bytes):
+        data = None
+    if not isinstance(data, bytes):
         raise Malformed("a message of Flower holds no letter of ours")
-    return found
+    return data

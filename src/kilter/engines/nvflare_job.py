@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kilter.engines.settings import run_of
+from kilter.engines.settings import RunSettings
 from kilter.errors import Mistake
 from kilter.experiment import read_toml
 from kilter.net.tls import words
@@ -23,7 +23,7 @@ PATIENCE = 300.0  # seconds in which all sites must have started the job
 
 def write(settings: dict[str, Any], folder: Path) -> None:
     """The job of a run with these settings."""
-    sites = words(str(run_of(settings)["sites"]))
+    sites = words(RunSettings.read(settings).sites)
     files = {
         "meta.json": {
             "name": "kilter",

@@ -1,36 +1,43 @@
-"""`kilter join --dry-run`: rehearse the server's experiment on this site's data, and print what each step would send.
+"""`kilter join --dry-run`: show the terms, rehearse the experiment on this site's data, and print what each step would send.
 
-The letters are made by the code that makes them in earnest (`site.answer`); nothing but the hello goes out. The other sites are
-played by copies of this one, so sums and choices differ from the real ones, and names, types, shapes and bytes do not.
+The replies are made by the same code as in a real run (`site.make_reply`); nothing but a hello goes out. Copies of this site stand
+in for the other sites, so values differ from the real ones, but names, types, shapes and sizes do not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
+import grpc
 from torch import Tensor
 
 from kilter import trees
 from kilter.core import Tree
 from kilter.errors import Mistake
-from kilter.net.frames import cut, read
+from kilter.net.disclosure import explain
+from kilter.net.fields import printable
+from kilter.net.frames import read_letter, to_frames
 from kilter.net.grpc_server import ATTEND
-from kilter.net.site import Site, _channel, answer
+from kilter.net.messages import Goodbye, Refusal, kind_of
+from kilter.net.site import Site, make_reply
+from kilter.net.site_client import open_channel
+from kilter.net.terms import Terms, own_data
 from kilter.records import wire
 from kilter.runtimes.simulation import Simulation
 from kilter.runtimes.step_names import EVALUATE, StepName
 from kilter.runtimes.step_runner import Done
 
 Print = Callable[[str], None]
-PATIENCE = 120.0  # seconds to wait for the server
+PATIENCE = 60.0  # seconds to wait for the server
 
 
 class Rehearsal(Simulation):
-    """A simulation in which one node is me, and what I would send is printed."""
+    """A simulation in which one node is this site, and what it would send is printed."""
 
-    def __init__(self, site: Site, topology: str, show: Print) -> None:
+    def __init__(self, site: Site, topology: str, seed: int, data: Any, show: Print) -> None:
         names = [site.name, *(f"{site.name}-copy-{k}" for k in (1, 2))]
-        super().__init__(dict.fromkeys(names, site.data), topology=topology, seed=site.seed)
+        super().__init__(dict.fromkeys(names, data), topology=topology, seed=seed)
         self.site, self.show = site, show
         self.shown: set[StepName] = set()
 
@@ -38,33 +45,52 @@ class Rehearsal(Simulation):
         done = super().execute(name, messages)
         if self.site.name in done and name not in self.shown:
             self.shown.add(name)
-            head, body = answer(done[self.site.name])
+            mine = done[self.site.name]
+            if mine.error is None:
+                mine.reply = self.site.policy.filter_report(name, mine.reply)
+            _, error, body = make_reply(mine)
             self.show(f"{name}: {len(body)} bytes")
-            for path, leaf in trees.leaves(wire.decode(body)) if not head.get("error") else ():
+            for path, leaf in trees.leaves(wire.decode(body)) if not error else ():
                 what = f"{leaf.dtype} {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
                 self.show(f"    {path}  {what}")
         return done
 
 
-async def rehearse(site: Site, server: str, server_name: str, show: Print) -> None:
-    """Hear the terms, hang up, and rehearse set-up, a round and an evaluation."""
-    import grpc
-
-    async with _channel(site, server, server_name) as channel:
+async def hear_terms(site: Site, server: str) -> Terms:
+    """Ask the server for its terms, and hang up."""
+    async with open_channel(site, server) as channel:
         stream = channel.stream_stream(ATTEND)(wait_for_ready=True, timeout=PATIENCE)
+        hello = site.hello(rehearsal=True).head()
+        site.audit.record("hello", next(to_frames(hello)), kinds="data description, row count", to=site.server_name)
         try:
-            for frame in cut(site.hello()):
+            for frame in to_frames(hello):
                 await stream.write(frame)
-            terms, _ = await read(stream.read, 0)
+            head, _ = await read_letter(stream.read, 0)
         except grpc.RpcError as e:
-            raise Mistake(f"The server gives no terms: {e.details()}.") from None
-    site.agree(terms)
-    show(
-        f"{type(site.method).__name__} on {len(site.data.train)} training rows; this is all that would leave this site:"
-    )
-    with Rehearsal(site, "full" if terms.get("relay") else "star", show) as fed:
-        fed.bind(site.method)
-        state = site.method.setup(fed)
+            why = printable((e.details() or e.code().name).splitlines()[0])
+            raise Mistake(f"The server does not send its terms: {why}.") from None
+    if kind_of(head) == "refusal":
+        raise Mistake(f"The server cannot send its terms: {Refusal.parse(head).why}.")
+    if kind_of(head) == "goodbye":
+        raise Mistake(
+            f"There are no terms: the run is {'finished' if Goodbye.parse(head).finished else 'interrupted'}."
+        )
+    return Terms.parse(head)
+
+
+async def rehearse(site: Site, server: str, show: Print) -> None:
+    """Show the terms, then rehearse set-up, a round and an evaluation."""
+    terms = await hear_terms(site, server)
+    experiment, method = site.consider(terms)
+    for line in explain(terms, experiment, method):
+        show(line)
+    data = own_data(site.dataset, site.name, experiment.seed, experiment.valid)
+    show(f"Rehearsal on {len(data.train)} training rows. This is all that would leave this site:")
+    with Rehearsal(site, "full" if terms.sealed else "star", experiment.seed, data, show) as fed:
+        fed.bind(method)
+        state = method.setup(fed)
         fed.round = 1
-        state = site.method.round(fed, state)
+        state = method.round(fed, state)
         fed.call(EVALUATE, {"state": state, "full": True}, training=False)
+    approved = site.approvals.has(terms.digest) or site.policy.approval == "policy"
+    show(f"Digest of these terms: {terms.digest} ({'approved' if approved else 'not approved'} at this site)")

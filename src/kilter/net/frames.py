@@ -1,21 +1,22 @@
 """Letters on a stream: a head (a small JSON object) and a body (bytes in the format of `kilter.records.wire`), cut into frames.
 
 A frame is one gRPC message: `H` and the head, whose `size` announces the body, then as many times `B` and up to CHUNK bytes of
-it. Whoever reads refuses a body larger than its limit when it is announced, and holds no more than what really came.
+it. A reader refuses a body above its limit as soon as it is announced, and never holds more bytes than have arrived.
+What a head may contain is defined in `kilter.net.messages`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import NoReturn
 
 from kilter.net import LARGEST as LARGEST
 from kilter.records.wire import Malformed
 
 CHUNK = 2**20  # bytes of body in a frame
-LARGEST_HEAD = 2**20
-OPTIONS: list[tuple[str, Any]] = [  # of every channel and server
+LARGEST_HEAD = 2**20  # bytes
+OPTIONS: list[tuple[str, int | str]] = [  # of every gRPC channel and server
     ("grpc.max_receive_message_length", CHUNK + 2**16),
     ("grpc.max_send_message_length", CHUNK + 2**16),
     ("grpc.max_metadata_size", 16 * 1024),
@@ -33,84 +34,79 @@ OPTIONS: list[tuple[str, Any]] = [  # of every channel and server
     ("grpc.max_reconnect_backoff_ms", 3_000),
 ]
 
-Head = dict[str, Any]
-Read = Callable[[], Awaitable[Any]]  # the next frame; something that is not bytes at the end of the stream
+Head = dict[str, object]
+NextFrame = Callable[[], Awaitable[object]]  # the next frame; anything but bytes marks the end of the stream
 
 
 class Ended(Exception):
     """The stream is over."""
 
 
-def cut(head: Head, body: bytes = b"") -> Iterator[bytes]:
-    """The frames of a letter."""
+def to_frames(head: Head, body: bytes = b"") -> Iterator[bytes]:
+    """Cut a letter into frames."""
     yield b"H" + json.dumps({**head, "size": len(body)}, separators=(",", ":")).encode()
+    view = memoryview(body)
     for at in range(0, len(body), CHUNK):
-        yield b"B" + body[at : at + CHUNK]
+        yield b"".join((b"B", view[at : at + CHUNK]))
 
 
-def head_of(frame: bytes, largest: int) -> Head:
-    """The head in this frame, checked as far as everyone needs it."""
+def parse_json(data: bytes, what: str) -> Head:
+    """A JSON object without NaN or infinity, or `Malformed`."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(constant)
+
+    try:
+        value = json.loads(data, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        raise Malformed(f"{what} is not JSON") from None
+    if not isinstance(value, dict):
+        raise Malformed(f"{what} is not a JSON object")
+    return value
+
+
+def parse_head(frame: bytes, largest: int) -> tuple[Head, int]:
+    """The head in this frame, and the number of bytes in the body that follows."""
     if frame[:1] != b"H" or len(frame) > LARGEST_HEAD:
         raise Malformed("a letter does not begin with a head")
-    try:
-        head = json.loads(frame[1:])
-    except (ValueError, RecursionError):
-        raise Malformed("a letter's head is not JSON") from None
-    if not isinstance(head, dict) or not isinstance(head.get("kind"), str):
-        raise Malformed("a letter's head is of no kind")
-    size = head.get("size")
+    head = parse_json(frame[1:], "a letter's head")
+    size = head.pop("size", None)
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-        raise Malformed("a letter's size is not announced")
+        raise Malformed("a letter does not announce its size")
     if size > largest:
-        raise Malformed(f"a letter of {size} bytes is announced, and at most {largest} are taken")
-    return head
+        raise Malformed(f"a letter announces {size} bytes, and the limit is {largest}")
+    return head, size
 
 
-def together(head: Head, body: bytes = b"") -> bytes:
-    """A letter in one piece, for an engine that carries pieces: how long the head's frame is (4 bytes), that frame, the body."""
-    frame = next(cut(head, body))
+def pack_letter(head: Head, body: bytes = b"") -> bytes:
+    """A letter in one piece, for engines that carry single messages: length of the head's frame (4 bytes), the frame, the body."""
+    frame = next(to_frames(head, body))
     return len(frame).to_bytes(4, "little") + frame + body
 
 
-def apart(letter: bytes, largest: int = LARGEST) -> tuple[Head, bytes]:
-    """The head and body of a letter in one piece; `Malformed` if it is not one of ours."""
+def unpack_letter(letter: bytes, largest: int = LARGEST) -> tuple[Head, bytes]:
+    """The head and body of a letter in one piece; `Malformed` if the bytes are not one."""
     length = int.from_bytes(letter[:4], "little")
-    head = head_of(letter[4 : 4 + min(length, LARGEST_HEAD + 1)], largest)
+    head, size = parse_head(letter[4 : 4 + min(length, LARGEST_HEAD + 1)], largest)
     body = letter[4 + length :]
-    if head["size"] != len(body):
-        raise Malformed("a letter's body is not as announced")
+    if size != len(body):
+        raise Malformed("a letter's body has another size than announced")
     return head, body
 
 
-async def read(next_frame: Read, largest: int = LARGEST) -> tuple[Head, bytes]:
-    """The next letter of a stream; `Ended` when there is none, `Malformed` if it is not one of ours."""
+async def read_letter(next_frame: NextFrame, largest: int = LARGEST) -> tuple[Head, bytes]:
+    """The next letter of a stream; `Ended` when there is none, `Malformed` if the frames are not a letter."""
     frame = await next_frame()
     if not isinstance(frame, bytes):
         raise Ended
-    head = head_of(frame, largest)
-    left, parts = head["size"], []
+    head, left = parse_head(frame, largest)
+    parts: list[memoryview] = []
     while left:
         frame = await next_frame()
         if not isinstance(frame, bytes):
             raise Ended
         if frame[:1] != b"B" or not 1 < len(frame) <= left + 1:
-            raise Malformed("a letter's body is not as announced")
+            raise Malformed("a letter's body has another size than announced")
         parts.append(memoryview(frame)[1:])
         left -= len(frame) - 1
     return head, b"".join(parts)
-
-
-def text(head: Head, key: str, longest: int = 200) -> str:
-    """A word of the head."""
-    value = head.get(key)
-    if not isinstance(value, str) or len(value) > longest or not value.isprintable():
-        raise Malformed(f"a letter's {key} is not a short text")
-    return value
-
-
-def place(head: Head) -> tuple[int, int]:
-    """(round, call within the round) of an order or a reply."""
-    found = head.get("round"), head.get("seq")
-    if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**40 for n in found):
-        raise Malformed("a letter's round is not a number")
-    return found  # type: ignore[return-value]

@@ -1,7 +1,7 @@
 """The server's end of the sites' streams: a gRPC server in a thread of its own.
 
-Every site holds one stream. Its name is its certificate's; a second stream of the same name takes the first one's place. What
-goes in and out are letters; what they mean is `kilter.net.server`'s business.
+Every site holds one stream. Its name is the one in its certificate. A second stream of the same name replaces the first if it comes
+from the same state directory, and is refused otherwise. What the messages mean is `kilter.net.server`'s business.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import threading
 import time
 from collections.abc import Collection
 from contextlib import suppress
@@ -21,194 +20,199 @@ from grpc import aio
 
 from kilter.errors import Mistake
 from kilter.fast.memory_layout import keep_memory
-from kilter.net.frames import LARGEST, OPTIONS, Ended, Head, cut, read, text
-from kilter.net.links import Link, Links
-from kilter.net.terms import Facts
+from kilter.net.fields import printable
+from kilter.net.frames import LARGEST, Ended, Head, read_letter, to_frames
+from kilter.net.messages import Goodbye, Hello, Refusal
+from kilter.net.ports import LoopThread, open_port
 from kilter.net.tls import Identity, caller
+from kilter.net.transport import ConnectedSite, Transport
 from kilter.records.wire import Malformed
 
 log = logging.getLogger("kilter.net")
 
 ATTEND, STATUS = "/kilter.Star/Attend", "/kilter.Star/Status"
-HELLO_SECONDS = 20.0  # within which whoever opens a stream must say who it is
-PROTOCOL = 1
+HELLO_SECONDS = 20.0  # within which a new stream must say hello
+Context = Any  # gRPC has no types
 
 
 @dataclass(eq=False)
-class Stream(Link):
+class Stream(ConnectedSite):
     """One site's stream."""
 
     outbox: asyncio.Queue[tuple[Head, bytes]] = field(default_factory=asyncio.Queue)
-    replaced: asyncio.Event = field(default_factory=asyncio.Event)  # a newer stream of the same name has come
+    ended: asyncio.Event = field(default_factory=asyncio.Event)  # we end it; `why` says why
+    code: grpc.StatusCode = grpc.StatusCode.ABORTED
+    why: str = ""
+    said_goodbye: bool = False
+
+    def end(self, code: grpc.StatusCode, why: str) -> None:
+        self.code, self.why = code, why
+        self.ended.set()
 
 
-class Door(Links):
-    """Lets sites in, and letters through."""
+class GrpcServer(Transport):
+    """Accepts sites, and passes messages in and out."""
 
     def __init__(
-        self,
-        listen: str,
-        identity: Identity | None,
-        allowed: Collection[str] | None,
-        largest: int = LARGEST,
+        self, listen: str, identity: Identity | None, allowed: Collection[str] | None, largest: int = LARGEST
     ) -> None:
         keep_memory(large=True)
         super().__init__()
-        self.allowed = allowed
-        self.largest = largest
-        self.insecure = identity is None
-        self.links: dict[str, Stream] = {}  # type: ignore[assignment]
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="kilter-door", daemon=True)
-        self._thread.start()
-        self.port = asyncio.run_coroutine_threadsafe(self._open(listen, identity), self._loop).result()
-
-    async def _open(self, listen: str, identity: Identity | None) -> int:
-        self._server = aio.server(options=OPTIONS, maximum_concurrent_rpcs=10_000)
-        self._server.add_generic_rpc_handlers((_Service(self),))
+        self.allowed, self.largest, self.insecure = allowed, largest, identity is None
+        self.sites: dict[str, Stream] = {}  # type: ignore[assignment]
+        self._thread = LoopThread("kilter-server")
+        handlers = {
+            ATTEND: grpc.stream_stream_rpc_method_handler(self.attend),
+            STATUS: grpc.unary_unary_rpc_method_handler(self.report),
+        }
         try:
-            port = (
-                self._server.add_secure_port(listen, identity.for_server())
-                if identity
-                else self._server.add_insecure_port(listen)
-            )
-        except (RuntimeError, ValueError):
-            port = 0
-        if not port:
-            raise Mistake(f"Nothing can listen on '{listen}': is the port taken, or the certificate not its key's?")
-        await self._server.start()
-        return port
+            self._server, self.port = self._thread.run(open_port(handlers, listen, identity, 10_000))
+        except Mistake:
+            self._thread.stop()
+            raise
 
     # In the loop's thread --------------------------------------------------------------------------------------------
 
-    async def attend(self, _: Any, context: Any) -> None:
+    async def attend(self, _: object, context: Context) -> None:
         """A site's stream, from hello to goodbye."""
-        link = await self._welcome(context)
-        name = link.name
-        tasks = [asyncio.create_task(t) for t in (self._listen(link, context), self._write(link, context))]
-        over = asyncio.create_task(link.replaced.wait())
-        why = "its stream was lost"
+        stream = await self._welcome(context)
+        if stream is None:
+            return
+        tasks = [asyncio.create_task(t) for t in (self._listen(stream, context), self._write(stream, context))]
+        ended = asyncio.create_task(stream.ended.wait())
+        why = "the connection was lost"
         try:
-            await asyncio.wait([*tasks, over], return_when=asyncio.FIRST_COMPLETED)
-            if over.done():
-                await context.abort(grpc.StatusCode.ABORTED, "a newer stream of the same name took this one's place")
+            await asyncio.wait([*tasks, ended], return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                why = stream.why
+                await context.abort(stream.code, stream.why)
             if tasks[0].done() and tasks[0].exception() is None:
                 refused = tasks[0].result()
                 why = f"refused: {refused}" if refused else "it closed its stream"
                 if refused:
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, refused)
         finally:
-            for task in (*tasks, over):
+            for task in (*tasks, ended):
                 task.cancel()
-            with self.changed:
-                if self.links.get(name) is link:
-                    del self.links[name]
-                    self.left[name] = time.monotonic()
-                    self.note(f"{name} left: {why}")
-                self.changed.notify_all()
+            self._forget(stream, why)
 
-    async def _listen(self, link: Stream, context: Any) -> str:
-        """Letters in, until the stream ends; a reason if we end it."""
+    def _forget(self, stream: Stream, why: str) -> None:
+        with self.changed:
+            if self.sites.get(stream.name) is stream:
+                del self.sites[stream.name]
+                self.left[stream.name] = time.monotonic()
+                if stream.said_goodbye:
+                    log.info("%s left", stream.name)
+                else:
+                    self.note(f"{stream.name} left: {why}")
+            self.changed.notify_all()
+
+    async def _listen(self, stream: Stream, context: Context) -> str:
+        """Messages in, until the stream ends; a reason if we end it."""
         while True:
             try:
-                head, body = await read(context.read, self.largest)
+                head, body = await read_letter(context.read, self.largest)
             except Ended:
                 return ""
             except Malformed as e:
                 return str(e)
             self.traffic["in"] += len(body)
             with self.changed:
-                refused = self.letter(link.name, head, body) if self.links.get(link.name) is link else None
+                current = self.sites.get(stream.name) is stream
+                refused = self.on_message(stream.name, head, body) if current else None
             if refused:
                 return refused
 
-    async def _welcome(self, context: Any) -> Stream:
-        """Who comes: its certificate's name, on the list, and the same that its hello says."""
+    async def _welcome(self, context: Context) -> Stream | None:
+        """Check who connects: the name in its certificate, on the list, and the same as in its hello. None: a dry run."""
         name = caller(context)
         try:
-            head, _ = await asyncio.wait_for(read(context.read, 0), HELLO_SECONDS)
-            said = text(head, "name", 64)
-            if head["kind"] != "hello" or head.get("protocol") != PROTOCOL:
-                raise Malformed("it speaks another protocol: use the same version of kilter on both sides")
-            facts = Facts.read(head.get("facts"))
-            card = head.get("card")
-        except (Malformed, Mistake) as e:
+            head, _ = await asyncio.wait_for(read_letter(context.read, 0), HELLO_SECONDS)
+            hello = Hello.parse(head)
+        except Malformed as e:
             raise await self._refuse(context, name, str(e)) from None
         except (TimeoutError, Ended):
             raise await self._refuse(context, name, "no hello came") from None
-        name = said if self.insecure else name
-        if said != name:
-            raise await self._refuse(context, name, f"it calls itself '{said}', and its certificate does not")
+        name = hello.name if self.insecure else name
+        if hello.name != name:
+            raise await self._refuse(context, name, f"it calls itself '{hello.name}', and its certificate does not")
         if self.allowed is not None and name not in self.allowed:
             raise await self._refuse(context, name, "it is not on the list of sites")
-        link = Stream(name, facts, card if isinstance(card, dict) else {})
+        if hello.purpose == "dry-run":
+            await self._rehearse(hello, context)
+            return None
+        stream = Stream(hello)
         with self.changed:
-            old = self.links.get(name)
-            if old:
-                old.replaced.set()
-            self.links[name] = link
-            log.info("%s is here%s", name, " again" if name in self.left else "")
-            self.arrived(link)
-            self.changed.notify_all()
-        return link
+            old = self.sites.get(name)
+            duplicate = old is not None and old.hello.instance != hello.instance
+            if not duplicate:
+                if old:
+                    old.end(grpc.StatusCode.ABORTED, "a newer stream of the same name took its place")
+                self.sites[name] = stream
+                log.info("%s is here%s", name, " again" if name in self.left else "")
+                self.on_arrival(stream)
+                self.changed.notify_all()
+        if duplicate:
+            raise await self._refuse(context, name, "a site of this name is connected, from another state directory")
+        return stream
 
-    async def _refuse(self, context: Any, name: str, why: str) -> BaseException:
+    async def _rehearse(self, hello: Hello, context: Context) -> None:
+        """A dry run hears the terms and counts for nothing."""
+        with self.changed:
+            terms = self.rehearsal(hello)
+        answer = (
+            terms or Refusal("the server does not know the shape of the data until its sites are here", True).head()
+        )
+        for frame in to_frames(answer):
+            await context.write(frame)
+
+    async def _refuse(self, context: Context, name: str, why: str) -> BaseException:
         self.note(f"{name or context.peer()} refused: {why}")
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, printable(why))
         return Ended()
 
-    async def _write(self, link: Stream, context: Any) -> None:
-        with suppress(aio.AioRpcError, aio.UsageError, aio.InternalError):  # the stream is lost: whoever listens knows
+    async def _write(self, stream: Stream, context: Context) -> None:
+        with suppress(aio.AioRpcError, aio.UsageError, aio.InternalError):  # the connection is lost: `_listen` notices
             while True:
-                for frame in cut(*await link.outbox.get()):
+                head, body = await stream.outbox.get()
+                for frame in to_frames(head, body):
                     await context.write(frame)
                     self.traffic["out"] += len(frame)
+                del body
 
-    async def report(self, request: bytes, context: Any) -> bytes:
-        """`kilter status`, for whoever may come in."""
+    async def report(self, request: bytes, context: Context) -> bytes:
+        """`kilter status`, for sites on the list and for the server itself."""
         name = caller(context)
-        if (
-            not self.insecure
-            and self.allowed is not None
-            and name not in self.allowed
-            and name != self.status().get("me")
-        ):
-            raise await self._refuse(context, name, "it is not on the list of sites")
         with self.changed:
-            return json.dumps(self.status()).encode()
+            status = self.status()
+        if not self.insecure and self.allowed is not None and name not in self.allowed and name != status.get("me"):
+            raise await self._refuse(context, name, "it is not on the list of sites")
+        return json.dumps(status).encode()
 
     # From other threads ------------------------------------------------------------------------------------------------
 
     def send(self, name: str, head: Head, body: bytes) -> None:
-        """A letter to a site, if it is here; hold `changed`."""
-        link = self.links.get(name)
-        if link:
-            self._loop.call_soon_threadsafe(link.outbox.put_nowait, (head, body))
+        stream = self.sites.get(name)
+        if stream:
+            self._thread.loop.call_soon_threadsafe(stream.outbox.put_nowait, (head, body))
 
-    def close(self, goodbye: Head | None = None) -> None:
-        """Say goodbye to those who are here, and shut."""
-        asyncio.run_coroutine_threadsafe(self._close(goodbye), self._loop).result(15)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
+    def drop(self, name: str, why: str) -> None:
+        stream = self.sites.get(name)
+        if stream:
+            self._thread.loop.call_soon_threadsafe(stream.end, grpc.StatusCode.PERMISSION_DENIED, printable(why))
 
-    async def _close(self, goodbye: Head | None) -> None:
+    def close(self, goodbye: Goodbye | None = None) -> None:
+        self._thread.run(self._close(goodbye), 15)
+        self._thread.stop()
+
+    async def _close(self, goodbye: Goodbye | None) -> None:
         if goodbye:
             with self.changed:
-                for link in self.links.values():
-                    link.outbox.put_nowait((goodbye, b""))
+                for stream in self.sites.values():
+                    stream.said_goodbye = True
+                    stream.outbox.put_nowait((goodbye.head(), b""))
             for _ in range(50):
                 await asyncio.sleep(0.02)  # sites leave by themselves when they have read it
-                if not self.links:
+                if not self.sites:
                     break
         await self._server.stop(0.2)
-
-
-class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
-    def __init__(self, door: Door) -> None:
-        self._handlers = {
-            ATTEND: grpc.stream_stream_rpc_method_handler(door.attend),
-            STATUS: grpc.unary_unary_rpc_method_handler(door.report),
-        }
-
-    def service(self, call: Any) -> Any:
-        return self._handlers.get(call.method)

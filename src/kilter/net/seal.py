@@ -1,8 +1,8 @@
-"""Letters from site to site that pass through a server which can neither read, alter, replay nor misdeliver one unnoticed.
+"""Letters from site to site that pass through a server which can neither read, alter, replay nor misdeliver them unnoticed.
 
-Every site has an X25519 key and a card: its public key, signed with the key of its TLS certificate, which comes along. Sender and
-receiver derive a key that only they can, for one letter: HKDF over their shared secret, a fresh salt, and the letter's place (run,
-server's life, round, call, step, sender, receiver). The letter is then sealed with ChaCha20-Poly1305.
+Every site has an X25519 key and a card: its public key, signed with the key of its TLS certificate, which is attached. Sender and
+receiver derive a key for a single letter that nobody else can derive: HKDF over their shared secret, a fresh salt, and the
+letter's place (run, session, round, call, step, sender, receiver). The letter is then sealed with ChaCha20-Poly1305.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from cryptography import x509
@@ -27,88 +26,95 @@ from torch import Tensor
 
 from kilter.core import Tree
 from kilter.errors import Mistake
-from kilter.net.tls import Identity, holder
+from kilter.net.messages import Card, Order
+from kilter.net.tls import Identity, check_private, holder
 from kilter.records import wire
 
 SALT, NONCE = 16, bytes(12)  # every key seals one letter, so the nonce need not vary
-Card = dict[str, str]
 
 
 class Seal:
-    """My key for sealed letters, and whom I believe."""
+    """A site's key for sealed letters, and the keys of others that were proved."""
 
     def __init__(self, name: str, identity: Identity | None, folder: Path) -> None:
         self.name, self.identity = name, identity
         self._key = _own_key(folder / "seal.key")
-        self._known: dict[str, tuple[str, X25519PublicKey]] = {}  # by name: the card's text, and the key it proves
+        self._known: dict[str, tuple[Card, X25519PublicKey]] = {}  # by name: the card, and the key it proves
 
     def card(self) -> Card:
         """My public key, and the proof that it is mine."""
         public = self._key.public_key().public_bytes_raw()
-        card = {"public": base64.b64encode(public).decode()}
-        if self.identity:
-            card["cert"] = self.identity.cert.decode()
-            card["signature"] = base64.b64encode(_sign(self.identity.key, _claim(self.name, public))).decode()
-        return card
+        text = base64.b64encode(public).decode()
+        if self.identity is None:
+            return Card(text)
+        signature = base64.b64encode(_sign(self.identity.key, _claim(self.name, public))).decode()
+        return Card(text, self.identity.cert.decode(), signature)
 
-    def close(self, letter: Tree, to: str, cards: Mapping[str, Any], place: Mapping[str, Any]) -> Tensor:
-        """A letter for one receiver, as bytes nobody else can read."""
+    def close(self, letter: Tree, to: str, cards: Mapping[str, Card], order: Order) -> Tensor:
+        """Seal a letter for one receiver, written for this order."""
         salt = os.urandom(SALT)
-        key = self._between(to, cards, salt, _context(place, self.name, to))
+        key = self._between(to, cards, salt, _context(order, self.name, to))
         return torch.frombuffer(bytearray(salt + key.encrypt(NONCE, wire.encode(letter), None)), dtype=torch.uint8)
 
-    def open(self, sealed: Tree, sender: str, cards: Mapping[str, Any], place: Mapping[str, Any]) -> Tree:
-        """What this sender wrote to me in this place; `Malformed` if it did not."""
+    def open(self, sealed: Tree, sender: str, cards: Mapping[str, Card], order: Order) -> Tree:
+        """What this sender wrote to me for this order; `Malformed` if it did not."""
         if not isinstance(sealed, Tensor) or sealed.dtype != torch.uint8 or sealed.ndim != 1 or len(sealed) < SALT + 16:
             raise wire.Malformed(f"a letter from {sender} is not sealed")
         data = sealed.numpy().tobytes()
-        key = self._between(sender, cards, data[:SALT], _context(place, sender, self.name))
+        key = self._between(sender, cards, data[:SALT], _context(order, sender, self.name))
         try:
             return wire.decode(key.decrypt(NONCE, data[SALT:], None))
         except InvalidTag:
             raise wire.Malformed(f"a letter from {sender} was altered, replayed or misdelivered") from None
 
-    def _between(self, other: str, cards: Mapping[str, Any], salt: bytes, context: bytes) -> ChaCha20Poly1305:
-        secret = self._key.exchange(self._public(other, cards.get(other)))
+    def _between(self, other: str, cards: Mapping[str, Card], salt: bytes, context: bytes) -> ChaCha20Poly1305:
+        try:
+            secret = self._key.exchange(self._public(other, cards.get(other)))
+        except ValueError:  # a key that makes every shared secret zero
+            raise wire.Malformed(f"{other} has no key that can be trusted") from None
         return ChaCha20Poly1305(HKDF(hashes.SHA256(), 32, salt, context).derive(secret))
 
-    def _public(self, name: str, card: Any) -> X25519PublicKey:
+    def _public(self, name: str, card: Card | None) -> X25519PublicKey:
         """The key on this card, once it is proved to be this site's."""
         if name == self.name:
             return self._key.public_key()
-        text = json.dumps(card, sort_keys=True)
         known = self._known.get(name)
-        if known and known[0] == text:
+        if known and known[0] == card:
             return known[1]
         try:
-            public = base64.b64decode(card["public"], validate=True)
+            if card is None:
+                raise InvalidSignature
+            public = base64.b64decode(card.public, validate=True)
             if self.identity:
-                signature = base64.b64decode(card["signature"], validate=True)
-                _verify(self.identity.ca, card["cert"].encode(), signature, name, _claim(name, public))
-            found = X25519PublicKey.from_public_bytes(public)
+                signature = base64.b64decode(card.signature, validate=True)
+                _verify(self.identity.ca, card.cert.encode(), signature, name, _claim(name, public))
+            key = X25519PublicKey.from_public_bytes(public)
         except (LookupError, TypeError, ValueError, AttributeError, InvalidSignature, VerificationError):
-            raise wire.Malformed(f"{name} has no key that can be believed") from None
-        self._known[name] = text, found
-        return found
+            raise wire.Malformed(f"{name} has no key that can be trusted") from None
+        self._known[name] = card, key
+        return key
 
 
 def _own_key(path: Path) -> X25519PrivateKey:
     """Kept at the site, so that letters written to it before a restart can still be opened."""
     if path.exists():
+        check_private(path)
         try:
             return X25519PrivateKey.from_private_bytes(path.read_bytes())
         except ValueError:
-            raise Mistake(f"'{path}' is damaged: remove it, and a new key is made.") from None
+            raise Mistake(
+                f"'{path}' is damaged: restore the state directory from a backup, or use a new one."
+            ) from None
     key = X25519PrivateKey.generate()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
         f.write(key.private_bytes_raw())
     return key
 
 
-def _context(place: Mapping[str, Any], sender: str, receiver: str) -> bytes:
-    parts = [place[k] for k in ("run", "life", "round", "seq", "step")]
-    return json.dumps(["kilter letter", *parts, sender, receiver]).encode()
+def _context(order: Order, sender: str, receiver: str) -> bytes:
+    place = [order.run, order.session, order.round, order.seq, str(order.step)]
+    return json.dumps(["kilter letter", *place, sender, receiver]).encode()
 
 
 def _claim(name: str, public: bytes) -> bytes:
@@ -116,18 +122,18 @@ def _claim(name: str, public: bytes) -> bytes:
 
 
 def _sign(key: bytes, claim: bytes) -> bytes:
-    found = serialization.load_pem_private_key(key, None)
-    if isinstance(found, ec.EllipticCurvePrivateKey):
-        return found.sign(claim, ec.ECDSA(hashes.SHA256()))
-    if isinstance(found, ed25519.Ed25519PrivateKey):
-        return found.sign(claim)
-    if isinstance(found, rsa.RSAPrivateKey):
-        return found.sign(claim, padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.MAX_LENGTH), hashes.SHA256())
+    private = serialization.load_pem_private_key(key, None)
+    if isinstance(private, ec.EllipticCurvePrivateKey):
+        return private.sign(claim, ec.ECDSA(hashes.SHA256()))
+    if isinstance(private, ed25519.Ed25519PrivateKey):
+        return private.sign(claim)
+    if isinstance(private, rsa.RSAPrivateKey):
+        return private.sign(claim, padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.MAX_LENGTH), hashes.SHA256())
     raise Mistake("The key in --tls is of a kind that cannot sign: use an elliptic-curve, Ed25519 or RSA key.")
 
 
 def _verify(ca: bytes, cert: bytes, signature: bytes, name: str, claim: bytes) -> None:
-    """The certificate is one of the authority's, of this name, and its key signed the claim."""
+    """Check that the authority issued this certificate to this name, and that its key signed the claim."""
     leaf, *chain = x509.load_pem_x509_certificates(cert)
     PolicyBuilder().store(Store(x509.load_pem_x509_certificates(ca))).build_client_verifier().verify(leaf, chain)
     if holder(leaf) != name:

@@ -1,70 +1,78 @@
-"""The runtime at the server: nodes are sites that hold a stream. `execute` sends the step's name and message and waits.
+"""The runtime at the server: nodes are sites that hold a stream. `execute` sends a step's name and message, and waits.
 
-It waits for whoever was asked until the deadline, and for one whose stream is lost a grace of some seconds to come back, when
-it is asked again. A reply counts only if it answers the open order. Fewer replies than the quorum are not taken: then it waits.
+It waits for every site it asked until the deadline, and gives a site that lost its connection some seconds to come back; then it
+asks again. A reply counts only if it answers the open order. With fewer replies than the quorum, the run waits.
+Whatever a site sends is parsed and checked here; what does not fit is that site's failure and nobody else's.
 """
 
 from __future__ import annotations
 
-import json
+import inspect
 import logging
 import math
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
 
-from kilter.core import SERVER, Mail, Method, Post, Rows, Step, Tree
+from kilter.core import Mail, Method, Post, Rows, Step, Tree
 from kilter.errors import Mistake
-from kilter.net.frames import Head, place, text
-from kilter.net.links import Link, Links
+from kilter.metrics import classification
+from kilter.net.fields import RESERVED, Place
+from kilter.net.frames import Head
+from kilter.net.messages import Card, Goodbye, MailMark, Order, Refusal, Reply, StateMark, kind_of
+from kilter.net.results import StepResult, check_counts, check_report
+from kilter.net.transport import ConnectedSite, Transport
 from kilter.records import wire
 from kilter.runtimes.base import Runtime
-from kilter.runtimes.step_names import ADOPT, StepKind, StepName
+from kilter.runtimes.reply_spool import ReplySpool
+from kilter.runtimes.step_names import ADOPT, EVALUATE, StepKind, StepName
 from kilter.runtimes.step_runner import Absent, Done
 
 log = logging.getLogger("kilter.net")
 
-TOOK, BEGAN = "~took", "~began"  # kept with the checkpoint: whose replies were taken; the state that peers begin from
-REMARKS = 1000  # most remarks on record in one round, and orders whose late answers are known as such
-NOTE = 10_000  # longest note of a site, as JSON
+ACCEPTED, BEGAN = RESERVED[
+    1:
+]  # kept in the checkpoint: each site's last accepted reply; the state that peers start from
+REMARKS = 1000  # most remarks on record in one round, and orders whose late answers are recognised
 
 
 @dataclass
 class Call:
     """An order that is open."""
 
-    step: str
-    round: int
-    seq: int
+    step: StepName
+    place: Place
     bodies: dict[str, bytes]
     until: float
-    extra: Head
-    answers: dict[str, tuple[Head, bytes]] = field(default_factory=dict)
+    mail: MailMark | None
+    cards: dict[str, Card]
+    arrived: dict[str, tuple[Reply, bytes]] = field(default_factory=dict)  # not yet decoded
+    done: dict[str, Done] = field(default_factory=dict)
 
     @property
     def waiting(self) -> list[str]:
-        return [i for i in self.bodies if i not in self.answers]
+        return [i for i in self.bodies if i not in self.arrived and i not in self.done]
 
 
-class Sealed(Mail):
+class RelayedMail(Mail):
     """Mail that knows which call wrote it."""
 
-    def __init__(self, mail: Mail, written: Head) -> None:
+    def __init__(self, mail: Mail, written: MailMark) -> None:
         self._letters = mail._letters
         self.written = written
 
 
-class Star(Runtime):
-    """A federation of sites behind a door; `terms(star, name)` is what a site is told when it comes."""
+class ServerRuntime(Runtime):
+    """A federation of sites behind a transport; `terms(runtime, name)` is what a site is told when it connects."""
 
     def __init__(
         self,
-        door: Links,
+        transport: Transport,
         sites: Sequence[str],
         *,
         run: str,
@@ -72,97 +80,107 @@ class Star(Runtime):
         topology: str = "star",
         bench: Rows | None = None,
         public: Rows | None = None,
+        classes: int = 0,
         quorum: int | None = None,
         deadline: float = 600.0,
         grace: float = 30.0,
-        terms: Callable[[Star, str], Head] | None = None,
+        terms: Callable[[ServerRuntime, str], Head] | None = None,
     ) -> None:
-        torch.set_num_threads(1)  # every fit on one thread: the same numbers as in simulation
+        torch.set_num_threads(1)  # one thread for every fit: the same numbers as in simulation
         super().__init__(sites, seed, topology, bench, public)
         if self.topology.kind == "rotating":
             raise Mistake(
                 "Over a network the server aggregates (star), or every site does (full, ring, ...), not in turn."
             )
-        self.run, self.life = run, uuid.uuid4().hex
-        self.quorum = len(self.ids) if quorum is None else quorum
-        if not 1 <= self.quorum <= len(self.ids):
-            raise Mistake(f"The quorum is a number of sites from 1 to {len(self.ids)}, not {self.quorum}.")
+        self.run, self.session, self.classes = run, uuid.uuid4().hex, classes
+        if quorum is not None and not 1 <= quorum <= len(self.ids):
+            raise Mistake(f"The quorum is a number of sites from 1 to {len(self.ids)}, not {quorum}.")
+        self.quorum = len(self.ids) if quorum is None else quorum  # to begin
+        self.enough = (len(self.ids) + 1) // 2 if quorum is None else quorum  # to go on after a deadline
         self.deadline, self.grace = deadline, grace
-        self._door, self._began = door, time.monotonic()
+        self._transport, self._began = transport, time.monotonic()
+        self._method: Method | None = None
+        self._metrics: tuple[str, ...] | None = None
         self._call: Call | None = None
-        self._place = (-1, 0)  # of the last call
-        self._since: int | None = None  # the first round of this life
-        self._late: deque[tuple[str, tuple[int, int]]] = deque(maxlen=REMARKS)  # orders not answered in time
+        self._place: Place = (-1, 0)  # of the last call
+        self._first_round: int | None = None  # of this session
+        self._late: deque[tuple[str, Place]] = deque(maxlen=REMARKS)  # orders that were not answered in time
         self._remarks: list[tuple[str, str, str]] = []
-        self._cards: dict[str, Head] = {}  # the sites' public keys for sealed letters
-        self._written: Head | None = None  # the call that wrote the mail which is on its way
-        self._terms = terms or (lambda star, name: {"run": star.run, "life": star.life})
-        with door.changed:
-            door.letter, door.arrived = self._letter, self._arrived
-            for link in door.links.values():
-                self._arrived(link)
+        self._hellos: dict[str, tuple[int, str]] = {}  # rows and state directory that each site announced
+        self._cards: dict[str, Card] = {}  # the sites' public keys for sealed letters
+        self._written: MailMark | None = None  # the call that wrote the mail to be delivered
+        self._terms = terms or (lambda runtime, name: {"kind": "terms", "run": runtime.run})
+        with transport.changed:
+            transport.on_message, transport.on_arrival = self._on_message, self._on_arrival
+            transport.rehearsal = lambda hello: self._terms(self, hello.name)
+            for site in list(transport.sites.values()):
+                self._on_arrival(site)
 
     def bind(self, method: Method) -> None:
         super().bind(method)
-        self._place, self._since = (-1, 0), None
+        self._place, self._first_round, self._method = (-1, 0), None, method
+        metrics = method.task.metrics if method.task else None
+        names = classification(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)) if metrics is None else metrics
+        self._metrics = (*names, "loss") if method.task else None
 
-    # In the door's thread, `changed` held ------------------------------------------------------------------------------
+    # In the transport's thread, `changed` held -------------------------------------------------------------------------
 
-    def _arrived(self, link: Link) -> None:
-        """A site is told the terms, and what it was asked when its stream was lost."""
-        self._cards[link.name] = link.card
-        self._door.send(link.name, {"kind": "terms", **self._terms(self, link.name)}, b"")
+    def _on_arrival(self, site: ConnectedSite) -> None:
+        """Tell a site the terms, and ask again what it was asked when the connection was lost."""
+        hello, known = site.hello, self._hellos.get(site.name)
+        if known and known[0] != hello.rows:
+            self._transport.drop(site.name, f"it announced {known[0]} rows before, and now {hello.rows}")
+            return
+        if known and known[1] != hello.instance:
+            self._remark(site.name, "hello", "it came back with another state directory")
+        self._hellos[site.name] = hello.rows, hello.instance
+        self._cards[site.name] = hello.card
+        self._transport.send(site.name, self._terms(self, site.name), b"")
         call = self._call
-        if call and link.name in call.waiting:
-            self._door.send(link.name, self._order(call, link.name), call.bodies[link.name])
+        if call and site.name in call.waiting:
+            self._transport.send(site.name, self._order(call, site.name).head(), call.bodies[site.name])
 
-    def _letter(self, name: str, head: Head, body: bytes) -> str | None:
-        """A letter from a site; a reason if its stream must end."""
+    def _on_message(self, name: str, head: Head, body: bytes) -> str | None:
+        """A message from a site; a reason if its stream must end."""
         try:
-            if head["kind"] == "refusal":
-                return f"it does not agree to the terms: {text(head, 'why', 400)}"
-            if head["kind"] != "reply":
-                return "a letter of an unknown kind"
-            if text(head, "from", 64) != name:
-                return "it signs with another's name"
-            at, call = place(head), self._call
-            mine = (head.get("run"), head.get("life")) == (self.run, self.life)
-            if (
-                mine
-                and call
-                and at == (call.round, call.seq)
-                and head.get("step") == call.step
-                and name in call.waiting
-            ):
-                call.answers[name] = head, body
-                self._door.changed.notify_all()
-                return None
-            if mine and (name, at) in self._late:
-                self._late.remove((name, at))
-                self._remark(name, text(head, "step", 200), "its reply came after the deadline and was discarded")
-                return None
-            self._remark(name, text(head, "step", 200), "a reply to no open order was discarded")
-            return "a reply to no open order"
+            if kind_of(head) == "refusal":
+                return f"it does not agree to the terms: {Refusal.parse(head).why}"
+            reply = Reply.parse(head)
         except wire.Malformed as e:
             return str(e)
+        if reply.sender != name:
+            return "it signs with another's name"
+        call, step = self._call, str(reply.step)
+        current = (reply.run, reply.session) == (self.run, self.session)
+        if current and call and reply.place == call.place and reply.step == call.step and name in call.waiting:
+            call.arrived[name] = reply, body
+            self._transport.changed.notify_all()
+            return None
+        if current and (name, reply.place) in self._late:
+            self._late.remove((name, reply.place))
+            self._remark(name, step, "its reply came after the deadline and was discarded")
+            return None
+        self._remark(name, step, "a reply to no open order was discarded")
+        return "a reply to no open order"
 
     def _remark(self, name: str, step: str, what: str) -> None:
         if len(self._remarks) < REMARKS:
             self._remarks.append((name, step, what))
-        self._door.note(f"{name}, {step}: {what}")
+        self._transport.note(f"{name}, {step}: {what}")
 
-    def _order(self, call: Call, name: str) -> Head:
-        return {
-            "kind": "order",
-            "run": self.run,
-            "life": self.life,
-            "since": self._since,
-            "round": call.round,
-            "seq": call.seq,
-            "step": call.step,
-            "took": self.states.get(TOOK, {}).get(name),
-            **call.extra,
-        }
+    def _order(self, call: Call, name: str) -> Order:
+        known = self.states.get(ACCEPTED, {}).get(name)
+        return Order(
+            self.run,
+            self.session,
+            self._first_round or 0,
+            *call.place,
+            call.step,
+            None if known is None else (known["round"], known["seq"]),
+            None if known is None else StateMark(known["instance"], known["generation"]),
+            call.mail,
+            call.cards,
+        )
 
     # In the script's thread ------------------------------------------------------------------------------------------
 
@@ -170,33 +188,88 @@ class Star(Runtime):
         if not messages:
             return {}
         call = self._ask(name, messages)
-        said = False
-        with self._door.changed:
-            while (left := self._patience(call)) > 0:
-                if left == math.inf and not said:
-                    here = sum(i in self._door.links for i in call.bodies)
-                    log.warning("%s waits for a quorum of %d: %d here", name, self.quorum, here)
-                    said = True
-                self._door.changed.wait(min(left, 1.0))
+        spool, warned = ReplySpool(), False
+        while True:
+            with self._transport.changed:
+                left = self._seconds_left(call)
+                if not call.arrived and left > 0:
+                    if left == math.inf and not warned:
+                        here = sum(i in self._transport.sites for i in call.bodies)
+                        log.warning("%s waits for a quorum of %d: %d connected", name, self.enough, here)
+                        warned = True
+                    self._transport.changed.wait(min(left, 1.0))
+                arrived, call.arrived = call.arrived, {}
+                if not arrived and left <= 0:
+                    break
+                for i in arrived:
+                    call.done[i] = Done()  # decoded below; it is not waited for any more
+            for i, (reply, body) in arrived.items():
+                call.done[i] = self._decode(i, reply, body, spool)
+            arrived.clear()
+        return self._close_call(call)
+
+    def _close_call(self, call: Call) -> dict[str, Done]:
+        """Nobody is waited for any more: those who did not answer failed."""
+        with self._transport.changed:
             self._call = None
             missing = call.waiting
-            self._late.extend((i, (call.round, call.seq)) for i in missing)
-            away = {i for i in missing if i not in self._door.links}
-            for node, step, what in self._remarks:
-                self.ledger.failed(node, step, what)
-            self._remarks.clear()
-        done = {i: _read(head, body) for i, (head, body) in call.answers.items()}
-        took = self.states.setdefault(TOOK, {})
-        for i in call.answers:
-            took[i] = [call.round, call.seq]
-        self.changed.add(TOOK)
+            self._late.extend((i, call.place) for i in missing)
+            away = {i for i in missing if i not in self._transport.sites}
+            remarks, self._remarks = self._remarks, []
+        for node, step, what in remarks:
+            self.ledger.failed(node, step, what)
+        done = self._same_kind(call.step, call.done)
+        self.changed.add(ACCEPTED)
         for i in missing:
             why = "it is not connected" if i in away else "it did not answer before the deadline"
             done[i] = Done(error=Absent(why))
         return done
 
+    def _decode(self, name: str, reply: Reply, body: bytes, spool: ReplySpool) -> Done:
+        """What a site answered, if every part of it fits."""
+        accepted = self.states.setdefault(ACCEPTED, {})
+        known, rows = accepted.get(name), self._hellos[name][0]
+        if reply.error:  # its state is as it was
+            if known:
+                accepted[name] = {**known, "round": reply.round, "seq": reply.seq}
+            return Done(error=Absent(reply.error))
+        accepted[name] = {"round": reply.round, "seq": reply.seq, **reply.state.plain()}
+        try:
+            if known and known["generation"] and known["instance"] != reply.state.instance:
+                raise wire.Malformed("it uses another state directory than before")
+            result = StepResult.parse(wire.decode(body), self.ids)
+            tree = result.reply
+            if reply.step == EVALUATE:
+                tree = check_report(tree, rows, self._metrics)
+            if reply.letters:
+                if not isinstance(tree, dict):
+                    raise wire.Malformed("its letters are not letters")
+                tree = Post(tree)
+            else:
+                check_counts(tree, max(rows, self.classes))
+            done = Done(tree, None, result.fits, result.seconds, result.notes, wire.facts(tree))
+        except wire.Malformed as e:
+            return Done(error=Absent(f"its reply cannot be used: {e}"))
+        except (TypeError, ValueError, OverflowError, RecursionError, AttributeError, LookupError) as e:
+            return Done(error=Absent(f"its reply cannot be used ({type(e).__name__})"))
+        done.kept = spool.put(tree, done.seen.size if done.seen else None)
+        return done
+
+    def _same_kind(self, step: StepName, done: dict[str, Done]) -> dict[str, Done]:
+        """A step writes letters everywhere or nowhere: the method's annotation decides, without one the majority."""
+        kinds = {i: isinstance(d.kept, Post) for i, d in done.items() if d.error is None}
+        letters = step.kind is StepKind.SPREAD
+        if step.kind is StepKind.METHOD and kinds:
+            annotated = _writes_letters(getattr(self._method, step.step, None))
+            letters = Counter(kinds.values()).most_common(1)[0][0] if annotated is None else annotated
+        for i, is_letters in kinds.items():
+            if is_letters != letters:
+                why = "its reply consists of letters, and the step writes none" if is_letters else "it wrote no letters"
+                done[i] = Done(error=Absent(why))
+        return done
+
     def pool(self, train: Step, combine: Any, state: Tree, to: Any = None, view: Any = None) -> Tree:
-        """Replies that pass every check and still cannot be combined (a weight below zero) cost a round, not the run."""
+        """Replies that pass every check and still cannot be combined cost a round, not the run."""
         try:
             return super().pool(train, combine, state, to, view)
         except (ValueError, ArithmeticError, TypeError, LookupError, RuntimeError) as e:
@@ -206,37 +279,33 @@ class Star(Runtime):
             return state
 
     def _ask(self, name: StepName, messages: Mapping[str, Tree]) -> Call:
-        """Open a call and send it to those who are here."""
+        """Open a call and send it to the sites that are connected."""
         encoded: dict[int, bytes] = {}  # a broadcast is encoded once
         bodies = {}
         for i, m in messages.items():
             if id(m) not in encoded:
                 encoded[id(m)] = wire.encode(m)
             bodies[i] = encoded[id(m)]
-        seq = self._place[1] + 1 if self._place[0] == self.round else 1
-        self._place = self.round, seq
-        if self._since is None:
-            self._since = self.round
-        extra: Head = {"mail": self._written}
-        if self.topology.kind == "peers":
-            extra["cards"] = dict(self._cards)
-        call = Call(str(name), self.round, seq, bodies, time.monotonic() + self.deadline, extra)
-        with self._door.changed:
+        self._place = self.round, (self._place[1] + 1 if self._place[0] == self.round else 1)
+        if self._first_round is None:
+            self._first_round = self.round
+        cards = dict(self._cards) if self.topology.kind == "peers" else {}
+        call = Call(name, self._place, bodies, time.monotonic() + self.deadline, self._written, cards)
+        with self._transport.changed:
             self._call = call
             for i, body in bodies.items():
-                self._door.send(i, self._order(call, i), body)
+                self._transport.send(i, self._order(call, i).head(), body)
         return call
 
     def deliver(self, posts: Mapping[str, Post], name: StepName) -> Mail:
-        """Letters from site to site; one to somebody out of reach is the site's fault, and only its own loss."""
-        fine: dict[str, Post] = {}
+        """Letters from site to site; a letter to a site out of reach is the sender's failure, and only that letter is lost."""
+        allowed: dict[str, Post] = {}
         for sender, post in posts.items():
             reach = {sender, *(self.topology.neighbours[sender] if self.topology.kind == "peers" else self.ids)}
-            fine[sender] = Post({to: letter for to, letter in post.items() if to in reach})
-            if len(fine[sender]) < len(post):
-                self.ledger.failed(sender, str(name), "it wrote to somebody it has no way to")
-        mail = super().deliver(fine, name)
-        return Sealed(mail, {"round": self._place[0], "seq": self._place[1], "step": str(name)})
+            allowed[sender] = Post({to: letter for to, letter in post.items() if to in reach})
+            if len(allowed[sender]) < len(post):
+                self.ledger.failed(sender, str(name), "it wrote to a site that it may not write to")
+        return RelayedMail(super().deliver(allowed, name), MailMark(*self._place, name))
 
     def call(
         self,
@@ -247,46 +316,47 @@ class Star(Runtime):
         alike: bool = True,
     ) -> Any:
         if name.kind is StepKind.SPREAD:
-            self._begin_late(self._ordered(to))
-        self._written = message.written if isinstance(message, Sealed) else None
-        found = super().call(name, message, to, training, alike)
+            self._adopt_late(self._ordered(to))
+        self._written = message.written if isinstance(message, RelayedMail) else None
+        replies = super().call(name, message, to, training, alike)
         if name == ADOPT:
-            self.states[BEGAN] = {"state": message, "who": dict.fromkeys(found, True)}
+            self.states[BEGAN] = {"state": message, "who": dict.fromkeys(replies, True)}
             self.changed.add(BEGAN)
-        return found
+        return replies
 
-    def _begin_late(self, to: Sequence[str]) -> None:
-        """Peers begin alike, also one that was not there when the others did."""
+    def _adopt_late(self, to: Sequence[str]) -> None:
+        """Peers start from the same state, also one that was not connected when the others did."""
         began = self.states.get(BEGAN)
-        late = [i for i in to if i in self._door.links and began and i not in began["who"]]
+        late = [i for i in to if i in self._transport.sites and began and i not in began["who"]]
         if began and late:
             self._written = None
-            found = super().call(ADOPT, began["state"], late, training=False)
-            began["who"] |= dict.fromkeys(found, True)
+            replies = super().call(ADOPT, began["state"], late, training=False)
+            began["who"] |= dict.fromkeys(replies, True)
             self.changed.add(BEGAN)
 
-    def _patience(self, call: Call) -> float:
-        """How many more seconds to wait; 0: no more; infinite: until there is a quorum."""
+    def _seconds_left(self, call: Call) -> float:
+        """How many more seconds to wait; 0: no more; infinite: until enough sites have answered."""
         now, left = time.monotonic(), 0.0
         for i in call.waiting:
             until = call.until
-            if i not in self._door.links:
-                until = min(until, self._door.left.get(i, self._began) + self.grace)
+            if i not in self._transport.sites:
+                until = min(until, self._transport.left.get(i, self._began) + self.grace)
             left = max(left, until - now)
-        others = sum(i not in call.bodies for i in self._door.links)  # here, but not asked
-        if left <= 0 and len(call.answers) + others < min(self.quorum, len(call.bodies) + others):
+        answered = len(call.done) + len(call.arrived)
+        others = sum(i not in call.bodies for i in self._transport.sites)  # connected, but not asked
+        if left <= 0 and answered + others < min(self.enough, len(call.bodies) + others):
             return math.inf
         return left
 
     def wait(self) -> None:
-        """Until a quorum is here."""
-        with self._door.changed:
-            while sum(i in self._door.links for i in self.ids) < self.quorum:
-                self._door.changed.wait(1.0)
+        """Until a quorum is connected."""
+        with self._transport.changed:
+            while sum(i in self._transport.sites for i in self.ids) < self.quorum:
+                self._transport.changed.wait(1.0)
 
     def close(self, finished: bool = False) -> None:
-        """Sites go home when a run is finished; else they wait for us to come back."""
-        self._door.close({"kind": "end"} if finished else None)
+        """Sites leave when a run is finished; otherwise they wait for the server to come back."""
+        self._transport.close(Goodbye(finished))
 
     def __enter__(self) -> Self:
         return self
@@ -295,26 +365,7 @@ class Star(Runtime):
         self.close(finished=kind is None)
 
 
-def _read(head: Head, body: bytes) -> Done:
-    """What a site answered, if it can be understood."""
-    try:
-        if head.get("error") is not None:
-            return Done(error=Absent(text(head, "error", 300)))
-        found = wire.decode(body)
-        reply, fits, notes, seconds = (found[k] for k in ("reply", "fits", "notes", "seconds"))
-        if not all(isinstance(t, str | dict) and len(json.dumps(t)) <= NOTE for t in notes) or len(notes) > 1000:
-            raise wire.Malformed("its notes are too long")
-        fits = [(float(loss), int(steps)) for loss, steps in fits]
-        if not all(math.isfinite(loss) and 0 <= steps < 2**40 for loss, steps in fits):
-            fits = []
-        if head.get("post"):
-            if not isinstance(reply, dict):
-                raise wire.Malformed("its letters are not letters")
-            reply = Post(reply)
-        return Done(reply, None, fits, float(seconds), list(notes))
-    except (wire.Malformed, LookupError, TypeError, ValueError, OverflowError) as e:
-        why = str(e) if isinstance(e, wire.Malformed) else "it is not as it should be"
-        return Done(error=Absent(f"its reply cannot be read: {why}"))
-
-
-RESERVED = (SERVER, TOOK, BEGAN)
+def _writes_letters(step: object) -> bool | None:
+    """Whether a step returns letters, by its annotation; None if it has none."""
+    annotation = inspect.signature(step).return_annotation if callable(step) else inspect.Signature.empty
+    return None if annotation is inspect.Signature.empty else "Post" in str(annotation)

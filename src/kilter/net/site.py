@@ -1,282 +1,297 @@
-"""The life of a site: it dials out, agrees to the terms, carries out orders one by one, and comes back when cut off.
+"""A site: it agrees to the terms of a run and carries out orders one by one.
 
-What leaves a site is made in one place, `answer`: what the step returns, how training went (mean loss and steps of each fit), and
-the step's notes. An error leaves as its kind only; the text stays in this site's log.
+What leaves a site is made in one place, `make_reply`: what the step returns, how training went (mean loss and steps of each fit),
+and the step's notes. It is checked against the policy and written to the audit log before it is sent. An error leaves as its kind
+only; the text stays in this site's log.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from inspect import isgenerator
 from pathlib import Path
-from typing import Any
 
-import grpc
 import torch
-from grpc import aio
 
 from kilter import data as kdata
-from kilter.core import Data, Method, Node, Post, Tree
+from kilter.core import Data, Fit, Method, Node, Post, Step, Tree
 from kilter.errors import Mistake
-from kilter.fast.memory_layout import keep_memory
-from kilter.net.frames import LARGEST, OPTIONS, Ended, Head, cut, place, read, text
-from kilter.net.grpc_server import ATTEND, PROTOCOL
+from kilter.experiment import Experiment
+from kilter.net.approvals import Approvals, NotApproved
+from kilter.net.audit import AuditLog
+from kilter.net.disclosure import explain
+from kilter.net.frames import LARGEST
+from kilter.net.limits import StepTimer
+from kilter.net.messages import Hello, Order, Reply
+from kilter.net.policy import PolicyViolation, SitePolicy
+from kilter.net.results import StepResult
 from kilter.net.seal import Seal
-from kilter.net.site_state import Keep
-from kilter.net.terms import Facts, Willing, own_data
+from kilter.net.site_state import SiteState, StateDirectory
+from kilter.net.terms import Terms, describe, own_data
 from kilter.net.tls import Identity
 from kilter.records import wire
 from kilter.runtimes.base import fingerprint
 from kilter.runtimes.reply_checks import checked
-from kilter.runtimes.step_names import StepKind, StepName
-from kilter.runtimes.step_runner import Done, resolve, run_step
+from kilter.runtimes.step_names import EVALUATE, StepKind
+from kilter.runtimes.step_runner import Done, RunningStep, resolve, run_step
+from kilter.trees import not_finite, tensors
 
 log = logging.getLogger("kilter.net")
 
-FIRST_PAUSE, LONGEST_PAUSE = (
-    0.2,
-    15.0,
-)  # seconds before dialling again; doubled each time, half to once and a half of it
-Work = dict[tuple[Any, ...], "asyncio.Task[tuple[Head, bytes]]"]  # orders under way, by life, round and call
-FINAL = {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED}
+MOST_CALLS = 100_000  # orders in one round
+Ask = Callable[[list[str]], bool]  # shows the terms in plain words, and asks whether to approve them
 
 
-def answer(done: Done) -> tuple[Head, bytes]:
-    """The part of a reply that tells something: all that ever leaves a site."""
+def make_reply(done: Done) -> tuple[bool, str, bytes]:
+    """The part of a reply that says something: whether it is letters, the error, the body. Nothing else ever leaves a site."""
     if done.error is not None:
-        return {"error": f"the step failed there ({type(done.error).__name__}); see that site's log"}, b""
-    post = isinstance(done.reply, Post)
-    found = {
-        "reply": dict(done.reply) if post else done.reply,
-        "fits": [[loss, steps] for loss, steps in done.fits],
-        "seconds": done.seconds,
-        "notes": done.notes,
-    }
-    return {"post": post}, wire.encode(found)
+        policy = isinstance(done.error, PolicyViolation)
+        why = str(done.error) if policy else f"the step failed there ({type(done.error).__name__}); see that site's log"
+        return False, why[:300], b""
+    letters = isinstance(done.reply, Post)
+    reply = dict(done.reply) if letters else done.reply
+    return letters, "", wire.encode(StepResult(reply, done.fits, done.seconds, done.notes).tree())
 
 
 @dataclass
 class Site:
-    """One site: its name, its data, what it is willing to run, where it keeps its state."""
+    """One site: its name, its data, its policy, where it keeps its state."""
 
     name: str
     dataset: kdata.Dataset
     state_dir: Path
-    willing: Willing = field(default_factory=Willing)
+    policy: SitePolicy = field(default_factory=SitePolicy)
     data_path: str = ""
     identity: Identity | None = None
     largest: int = LARGEST
+    ask: Ask | None = None  # asks a person at the terminal; None: there is nobody
+    server_name: str = "server"
 
-    def __post_init__(self) -> None:
-        torch.set_num_threads(1)  # every fit on one thread: the same numbers as in simulation
-        self.seal = Seal(self.name, self.identity, self.state_dir)
-        self._last: tuple[tuple[str, int, int], tuple[Head, bytes]] | None = None
-
-    keep: Keep | None = field(init=False, default=None)
-    run: str = field(init=False, default="")
+    directory: StateDirectory = field(init=False)
+    audit: AuditLog = field(init=False)
+    state: SiteState | None = field(init=False, default=None)
+    terms: Terms | None = field(init=False, default=None)
+    experiment: Experiment = field(init=False)
     method: Method = field(init=False)
     data: Data = field(init=False)
-    seed: int = field(init=False, default=0)
-    peers: tuple[str, ...] = field(init=False, default=())
-    relay: bool = field(init=False, default=False)  # letters to other sites pass through the server, sealed
-    met: float = field(init=False, default=-1.0)  # when the server last told its terms
+    last_contact: float = field(init=False, default=-1.0)  # when the server last sent its terms
 
-    def hello(self) -> Head:
-        facts = Facts.of(self.dataset)
-        plain = {"shape": facts.shape, "classes": facts.classes, "mean": facts.mean, "std": facts.std}
-        card = self.seal.card()
-        return {"kind": "hello", "protocol": PROTOCOL, "name": self.name, "facts": plain, "card": card}
+    def __post_init__(self) -> None:
+        torch.set_num_threads(1)  # one thread for every fit: the same numbers as in simulation
+        self.directory = StateDirectory(self.state_dir)
+        self.audit = AuditLog(self.state_dir)
+        self.approvals = Approvals(self.state_dir)
+        self.seal = Seal(self.name, self.identity, self.state_dir)
+        self._last: tuple[tuple[str, int, int], tuple[Reply, bytes]] | None = None
 
-    def agree(self, terms: Mapping[str, Any]) -> None:
-        """Build what these terms name, or a Mistake that says why not."""
-        if terms.get("run") == self.run and self.keep is not None:
+    def close(self) -> None:
+        """Let another process use the state directory."""
+        if self.state is not None:
+            self.state.close()
+        self.audit.close()
+        self.directory.close()
+
+    def hello(self, rehearsal: bool = False) -> Hello:
+        rows = len(self.dataset.train) + len(self.dataset.test)
+        description, card = describe(self.dataset), self.seal.card()
+        return Hello(self.name, description, rows, self.directory.instance, card, "dry-run" if rehearsal else "join")
+
+    # The terms ------------------------------------------------------------------------------------------------------
+
+    def consider(self, terms: Terms) -> tuple[Experiment, Method]:
+        """What these terms would run here, if the policy allows it; a Mistake otherwise."""
+        description = terms.description
+        if tuple(self.dataset.x.shape[1:]) != description.shape:
+            raise Mistake(
+                f"Rows here have shape {tuple(self.dataset.x.shape[1:])}, and the server wants {description.shape}."
+            )
+        if terms.sealed and not {self.name, *terms.peers} <= set(terms.ids):
+            raise Mistake("The terms do not name this site and its neighbours among the participants.")
+        if description.classes != self.dataset.classes:
+            self.dataset = kdata.load(self.data_path, classes=description.classes)
+        return self.policy.admit(terms, len(self.dataset.train))
+
+    def agree(self, terms: Terms) -> None:
+        """Take part under these terms if the policy allows them and they are approved; a Mistake says why not."""
+        known = self.terms
+        if known is not None and self.state is not None and (known.run, known.digest) == (terms.run, terms.digest):
+            self.terms = terms  # the server may have started a new session
             return
-        try:
-            facts = Facts.read(terms["facts"])
-            if tuple(self.dataset.x.shape[1:]) != facts.shape:
-                raise Mistake(
-                    f"Rows here have shape {tuple(self.dataset.x.shape[1:])}, and the server wants {facts.shape}."
-                )
-            if facts.classes != self.dataset.classes:
-                self.dataset = kdata.load(self.data_path, classes=facts.classes)
-            experiment, self.method = self.willing.build(terms, facts)
-            self.peers = tuple(str(p) for p in terms["peers"])
-            self.data = own_data(self.dataset, self.name, experiment.seed, experiment.valid)
-            self.seed, self.relay = experiment.seed, bool(terms["relay"])
-            if self.keep is not None:
-                self.keep.close()
-            self.keep = Keep(self.state_dir, str(terms["run"]))
-            self.run = str(terms["run"])
-        except (LookupError, TypeError) as e:
-            raise Mistake(f"The server's terms cannot be understood ({type(e).__name__}).") from None
+        if known is not None and known.run == terms.run:
+            raise Mistake(
+                "The server changed the terms of a run: start this site again to look at them and approve them."
+            )
+        experiment, method = self.consider(terms)
+        self._approve(terms, experiment, method)
+        data = own_data(self.dataset, self.name, experiment.seed, experiment.valid)
+        if self.state is not None:
+            self.state.close()
+        self.state = SiteState(self.directory, terms.run, self.policy.state_mb)
+        self.terms, self.experiment, self.method, self.data, self._last = terms, experiment, method, data, None
 
-    def carry_out(self, order: Head, body: bytes) -> tuple[Head, bytes]:
+    def _approve(self, terms: Terms, experiment: Experiment, method: Method) -> None:
+        digest = terms.digest
+        if self.approvals.has(digest):
+            return
+        if self.policy.approval == "policy":
+            how = "by policy"
+        elif self.ask is not None and self.ask(explain(terms, experiment, method)):
+            how = "at the terminal"
+        else:
+            raise NotApproved(digest)
+        self.approvals.add(digest, how)
+        self.audit.record("approval", run=terms.run, kinds=" ".join(sorted(method.discloses())), approval=digest)
+
+    # Orders ---------------------------------------------------------------------------------------------------------
+
+    def carry_out(self, order: Order, body: bytes) -> tuple[Reply, bytes]:
         """An order's reply; the same order is never applied twice."""
-        assert self.keep is not None
-        step, at = text(order, "step", 200), place(order)
-        key = (str(order["life"]), *at)
+        assert self.state is not None
+        key = (order.session, *order.place)
         if self._last and self._last[0] == key:
-            return self._last[1]
-        try:
-            stored = self.keep.begin(order)
-            if stored is None:
-                stored = self._run(order, step, body)
-        except Exception as e:  # whatever it is, the site stays up and the server hears that there is no reply
-            log.error("round %d, %s: %s", at[0], step, e, exc_info=None if isinstance(e, Mistake) else e)
-            stored = self._signed(order, step, answer(Done(error=e)))
+            stored = self._last[1]
+        else:
+            try:
+                stored = self.state.begin(order) or self._run(order, body)
+            except Exception as e:  # whatever it is, the site stays up, and the server learns that there is no reply
+                log.error(
+                    "round %d, %s: %s", order.round, order.step, e, exc_info=None if isinstance(e, Mistake) else e
+                )
+                stored = self._reply(order, Done(error=e))
         self._last = key, stored
+        self._record(order, stored[1])
         return stored
 
-    def _run(self, order: Head, step: str, body: bytes) -> tuple[Head, bytes]:
-        assert self.keep is not None
-        name = StepName.parse(step)
-        self.willing.allow(self.method, name)
-        node = self.node(name, order["round"], self.keep.state())
-        message = self.opened(order, name, wire.decode(body), node)
+    def _record(self, order: Order, body: bytes) -> None:
+        assert self.terms is not None
+        kinds = "evaluation" if order.step == EVALUATE else " ".join(sorted(self.method.discloses()))
+        self.audit.record(
+            "reply",
+            body,
+            run=order.run,
+            round=order.round,
+            step=str(order.step),
+            kinds=f"sealed: {kinds}" if self.terms.sealed and order.step != EVALUATE else kinds,
+            to=self.server_name,
+            approval=self.terms.digest,
+        )
+
+    def _reply(self, order: Order, done: Done) -> tuple[Reply, bytes]:
+        assert self.state is not None
+        letters, error, body = make_reply(done)
+        place = (order.run, order.session, order.round, order.seq, order.step)
+        return Reply(self.name, *place, self.state.mark, letters, error), body
+
+    def _run(self, order: Order, body: bytes) -> tuple[Reply, bytes]:
+        assert self.state is not None
+        assert self.terms is not None
+        self._check_order(order)
+        node = Node(
+            self.name,
+            self.data,
+            self.experiment.seed,
+            order.round,
+            order.step.step,
+            self.state.state(),
+            self.terms.peers,
+        )
+        message = self._open_mail(order, wire.decode(body), node)
         before = fingerprint(node.state)
         began = time.perf_counter()
-        (done,) = run_step(resolve(self.method, name), [node], [message])
+        with StepTimer(self.policy.seconds_per_step):
+            (done,) = run_step(self._guarded(resolve(self.method, order.step)), [node], [message])
         if done.error is not None:
-            log.error("round %d, %s failed", node.round, step, exc_info=done.error)
-            return self._signed(order, step, answer(done))
-        reply = self._signed(order, step, answer(self.sealed(order, done)))
+            log.error("round %d, %s failed", node.round, order.step, exc_info=done.error)
+            return self._reply(order, done)
+        done.reply = self.policy.filter_report(order.step, done.reply)
+        reply, encoded = self._reply(order, self._seal_mail(order, done))
         if fingerprint(node.state) != before:
-            self.keep.finish(order, node.state, *reply)
-        log.info("round %d, %s: %d bytes, %.1f s", node.round, step, len(reply[1]), time.perf_counter() - began)
-        return reply
+            reply = self.state.finish(order, node.state, reply, encoded)
+        seconds = time.perf_counter() - began
+        log.info("round %d, %s: %d bytes, %.1f s", node.round, order.step, len(encoded), seconds)
+        return reply, encoded
 
-    def node(self, step: StepName, round: int, state: dict[str, Tree]) -> Node:
-        return Node(self.name, self.data, self.seed, round, step.step, state, self.peers)
+    def _check_order(self, order: Order) -> None:
+        """An order must belong to the approved run."""
+        assert self.terms is not None
+        if order.run != self.terms.run or order.round > self.experiment.rounds or order.seq > MOST_CALLS:
+            raise PolicyViolation("The order does not belong to the approved run.")
+        self.policy.check_step(self.method, order.step)
+        if self.terms.sealed and not set(order.cards) <= set(self.terms.ids):
+            raise PolicyViolation("The order has cards of sites that do not take part.")
 
-    def opened(self, order: Head, step: StepName, message: Tree, node: Node) -> Tree:
-        """The message as the step sees it; a letter that is not what it should be is left out, and noted."""
-        if step.kind is StepKind.SPREAD and str(message["view"]).startswith("_"):
-            raise wire.Malformed("a view that is not the method's")
-        if order.get("mail") is None:
+    def _guarded(self, step: Step) -> Step:
+        """The step, with every fit that it asks for checked against the policy first."""
+
+        def guarded(node: Node, message: Tree) -> RunningStep:
+            running: Tree = step(node, message)
+            if not isgenerator(running):
+                return running
+            answer: Tree = None
+            try:
+                while True:
+                    request = running.send(answer)
+                    if isinstance(request, Fit):
+                        self.policy.check_fit(request)
+                    answer = yield request
+            except StopIteration as end:
+                return end.value
+
+        return guarded
+
+    def _open_mail(self, order: Order, message: Tree, node: Node) -> Tree:
+        """The message as the step sees it; a letter that does not fit is left out, and noted."""
+        assert self.terms is not None
+        if not_finite(tensors(message)):
+            raise wire.Malformed("the server sent numbers that are not finite")
+        if order.step.kind is StepKind.SPREAD:
+            self._check_spread(message)
+        if order.mail is None:
+            if order.step.kind is StepKind.GATHER:
+                raise wire.Malformed("an order to combine letters came without letters")
             return message
-        box, written = dict(message), order["mail"]
-        if self.relay:
-            if written["round"] != order["round"] or not 0 < written["seq"] < order["seq"]:
+        if not isinstance(message, dict) or not set(message) <= set(self.terms.ids):
+            raise wire.Malformed("mail that is not sorted by sender")
+        box, written = dict(message), order.mail
+        if self.terms.sealed:
+            if written.round != order.round or not 0 < written.seq < order.seq:
                 raise wire.Malformed("mail of another round")
             box = {}
+            at = replace(order, seq=written.seq, step=written.step)
             for sender, letter in message.items():
                 try:
-                    box[sender] = self.seal.open(letter, sender, order["cards"], {**order, **written})
+                    box[sender] = self.seal.open(letter, sender, order.cards, at)
                 except wire.Malformed as e:
                     log.warning("%s", e)
                     node.notes.append(str(e))
-        box, notes = checked(box, self.method, StepName.parse(str(written["step"])), self.name)
+        box, notes = checked(box, self.method, written.step, self.name)
         node.notes += notes
         return box
 
-    def sealed(self, order: Head, done: Done) -> Done:
-        """The outcome as the server may see it: letters to other sites only sealed, and no note on who listens to whom."""
-        if not self.relay:
+    def _check_spread(self, message: Tree) -> None:
+        """What the first half of a pool is told: who takes part, and which of the method's views to use."""
+        assert self.terms is not None
+        if not isinstance(message, dict) or set(message) != {"to", "view"} or not isinstance(message["to"], list):
+            raise wire.Malformed("an order to train and spread has another message than expected")
+        view = message["view"]
+        if view is not None and (not isinstance(view, str) or view.startswith("_") or not hasattr(self.method, view)):
+            raise wire.Malformed("a view that is not the method's")
+
+    def _seal_mail(self, order: Order, done: Done) -> Done:
+        """The outcome as the server may see it in a sealed run: letters sealed, no other reply, and no note on who listens."""
+        assert self.terms is not None
+        if not self.terms.sealed or order.step == EVALUATE:
             return done
         done = replace(done, notes=[note for note in done.notes if isinstance(note, str)])
         if not isinstance(done.reply, Post):
-            return done
+            return replace(done, kept=None)  # between peers, nobody sees what another node returns
         post = Post()
         for to, letter in done.reply.items():
             try:
-                post[to] = self.seal.close(letter, to, order["cards"], order)
+                post[to] = self.seal.close(letter, to, order.cards, order)
             except wire.Malformed as e:
                 done.notes.append(str(e))
         return replace(done, kept=post)
-
-    def _signed(self, order: Head, step: str, said: tuple[Head, bytes]) -> tuple[Head, bytes]:
-        head = {k: order[k] for k in ("run", "life", "round", "seq")}
-        return {"kind": "reply", "from": self.name, "step": step, **head, **said[0]}, said[1]
-
-
-async def attend(site: Site, server: str, server_name: str, give_up: float = float("inf")) -> None:
-    """Stay with the server until the run is over; dial again, ever more patiently, when the stream is lost."""
-    keep_memory(large=True)
-    pause, site.met = FIRST_PAUSE, time.monotonic()
-    work: Work = {}
-    while True:
-        dialled = time.monotonic()
-        async with _channel(site, server, server_name) as channel:
-            try:
-                stream = channel.stream_stream(ATTEND)()
-                if await _session(site, stream, work):
-                    return
-            except aio.AioRpcError as e:
-                if e.code() in FINAL:
-                    raise Mistake(f"The server refuses this site: {e.details()}.") from None
-                why = (e.details() or e.code().name).splitlines()[0][:200]
-                log.warning("not connected to %s: %s", server, why)
-            except (Ended, wire.Malformed) as e:
-                log.warning("the stream from %s ended %s", server, e)
-        if site.met > dialled:
-            pause = FIRST_PAUSE
-        if time.monotonic() - site.met > give_up:
-            raise Mistake(f"The server '{server}' could not be reached for {give_up:.0f} s.")
-        await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-        pause = min(2 * pause, LONGEST_PAUSE)
-
-
-def _channel(site: Site, server: str, server_name: str) -> aio.Channel:
-    if site.identity is None:
-        return aio.insecure_channel(server, options=OPTIONS)
-    # The server is known by its certificate's name, wherever it is reached.
-    options = [*OPTIONS, ("grpc.ssl_target_name_override", server_name)]
-    return aio.secure_channel(server, site.identity.for_client(), options=options)
-
-
-async def _session(site: Site, stream: Any, work: Work) -> bool:
-    """One stream, from hello on; true when the run is over."""
-    for frame in cut(site.hello()):
-        await stream.write(frame)
-    head, _ = await read(stream.read, 0)
-    if head["kind"] != "terms":
-        raise Mistake("The server says something that is not ours.")
-    site.met = time.monotonic()
-    try:
-        await asyncio.to_thread(site.agree, head)
-    except Mistake as e:
-        for frame in cut({"kind": "refusal", "why": str(e)[:300].replace(chr(10), " ")}):
-            await stream.write(frame)
-        await stream.done_writing()
-        raise
-    log.info("here as %s, run %s: %s", site.name, site.run[:8], type(site.method).__name__)
-    orders: asyncio.Queue[Any] = asyncio.Queue()
-    worker = asyncio.create_task(_work(site, stream, orders, work))
-    try:
-        while True:
-            reader = asyncio.create_task(read(stream.read, site.largest))
-            await asyncio.wait({reader, worker}, return_when=asyncio.FIRST_COMPLETED)
-            if worker.done() and not reader.done():
-                reader.cancel()
-                worker.result()
-            head, body = reader.result()
-            if head["kind"] == "end":
-                log.info("the run is finished")
-                return True
-            if head["kind"] == "order" and head.get("run") == site.run:
-                orders.put_nowait((head, body))
-    finally:
-        worker.cancel()
-
-
-async def _work(site: Site, stream: Any, orders: asyncio.Queue[Any], work: Work) -> None:
-    """Carry out orders; of several that wait, the newest. One that is under way when the stream is lost goes on."""
-    while True:
-        head, body = await orders.get()
-        while not orders.empty():
-            head, body = orders.get_nowait()
-        key = (head["life"], *place(head))
-        for other, task in list(work.items()):
-            if other != key:
-                await asyncio.wait({task})
-                del work[other]
-        if key not in work:
-            work[key] = asyncio.create_task(asyncio.to_thread(site.carry_out, head, body))
-        reply_head, reply_body = await asyncio.shield(work[key])
-        for frame in cut(reply_head, reply_body):
-            await stream.write(frame)
-        work.pop(key, None)

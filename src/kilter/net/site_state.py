@@ -1,118 +1,212 @@
-"""What a site keeps between orders, on its own disk: whole after any crash, and never applied twice.
+"""What a site keeps between orders, on its own disk: whole after any crash, never applied twice, and never used if altered.
 
-A folder for each run: `index.json` names the files that count, everything else is swept away. An order is carried out on the
-state before it; its outcome counts once the index says so. Three things can then happen to it:
+A folder for each run: `index.json` names the files that count, with their checksums; other files are removed. An order runs on the
+state before it, and its outcome counts once the index says so. Three things can then happen:
 
-- the same order comes again (the reply was lost): the reply that was kept is given, nothing is run twice;
-- the next order says that the server did not take the reply (it came too late): the state goes back to before the step;
-- the server starts a new life from its checkpoint: the state goes back to before the round that is run again.
+- the same order comes again, because the reply was lost: the site sends the reply it stored and runs nothing;
+- the next order says that the server did not accept the reply (it came too late): the state goes back to before the step;
+- the server starts a new session from its checkpoint: the state goes back to before the round that is run again.
+
+The state is bound to its directory (`instance`) and counts its changes (`generation`). Server and site compare both, so that a
+lost, copied or exchanged state directory is noticed.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
-import re
+import os
+import secrets
+from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
 
 from kilter.core import Tree
 from kilter.errors import Mistake
-from kilter.net.frames import Head, place
+from kilter.net.fields import HEX, Place
+from kilter.net.frames import Head
+from kilter.net.messages import Order, Reply, StateMark
 from kilter.records import wire
 from kilter.records.run_folder import cannot_write, write
 
-EMPTY: dict[str, Any] = {
-    "life": "",  # of the server
-    "mark": None,  # [round, seq] of the last order that changed my state
-    "state": None,  # the file that holds my state; None: nothing yet
-    "undo": None,  # my state before that order
-    "base": None,  # my state before that order's round
-    "base_round": None,
-    "reply": None,  # {"head": ..., "file": ...} that I gave to that order
-    "next": 0,  # number of the next file
-}
+
+def checksum(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
 
 
-class Keep:
-    """One run's folder at a site."""
+def lock(path: Path, why: str) -> TextIOWrapper:
+    """Hold this lock file as long as the returned file is open."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "w")
+    except OSError as e:
+        raise cannot_write(path, e) from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise Mistake(why) from None
+    return file
 
-    def __init__(self, folder: Path, run: str) -> None:
-        if not re.fullmatch(r"[0-9a-f]{8,64}", run):
-            raise Mistake("The server's run has a name that is not one of ours.")
-        self.folder = folder / run
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.folder / ".lock", "w")  # noqa: SIM115 - held as long as we live
-        except OSError as e:
-            raise cannot_write(self.folder, e) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise Mistake(f"Another process works in '{self.folder}': give each site its own --state-dir.") from None
-        self._load()
 
-    def _load(self) -> None:
-        path = self.folder / "index.json"
-        try:
-            self.index: dict[str, Any] = {**EMPTY, **json.loads(path.read_text())} if path.exists() else dict(EMPTY)
-        except (OSError, ValueError, TypeError):
-            raise Mistake(f"'{path}' is damaged: remove the folder to begin this run anew at this site.") from None
+class StateDirectory:
+    """The directory of one site (`--state-dir`): one process at a time, and a name of its own that outlives restarts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = lock(folder / ".lock", f"Another process works in '{folder}': give each site its own --state-dir.")
+        os.chmod(folder, 0o700)
+        path = folder / "instance"
+        if not path.exists():
+            write(path, secrets.token_hex(16))
+        self.instance = path.read_text(errors="replace")
+        if not HEX.fullmatch(self.instance):
+            raise Mistake(f"'{path}' is damaged: restore the state directory, or use a new one.")
 
     def close(self) -> None:
         self._lock.close()
 
-    def state(self) -> dict[str, Tree]:
-        """My state, fresh from the disk."""
-        if self.index["state"] is None:
-            return {}
-        path = self.folder / self.index["state"]
-        try:
-            found: dict[str, Tree] = wire.decode(path.read_bytes())
-            return found
-        except (OSError, wire.Malformed):
-            raise Mistake(f"'{path}' is damaged: remove the folder to begin this run anew at this site.") from None
 
-    def begin(self, order: Head) -> tuple[Head, bytes] | None:
-        """Bring my state to where this order wants it; the reply I gave, if I have carried it out before."""
-        i, at = dict(self.index), place(order)
-        if i["life"] != order["life"]:
-            if i["mark"] is not None and i["mark"][0] >= order["since"]:
-                if i["base_round"] != order["since"]:
+@dataclass(frozen=True)
+class StoredFile:
+    """A file that the index names."""
+
+    file: str
+    checksum: str
+    generation: int = 0  # of states: how often the state was changed up to here
+
+
+@dataclass(frozen=True)
+class Index:
+    """What counts in a run's folder."""
+
+    session: str = ""  # of the server
+    mark: Place | None = None  # the last order that changed the state
+    state: StoredFile | None = None  # None: nothing yet
+    undo: StoredFile | None = None  # the state before that order
+    base: StoredFile | None = None  # the state before that order's round
+    base_round: int | None = None
+    reply: StoredFile | None = None  # what the site answered to that order
+    reply_head: Head | None = None
+    next_file: int = 0
+
+    def text(self) -> str:
+        plain = json.dumps(asdict(self), sort_keys=True)
+        return json.dumps({"checksum": checksum(plain.encode()), "index": plain})
+
+    @staticmethod
+    def read(text: str) -> Index:
+        """ValueError or TypeError if the text was altered."""
+        outer = json.loads(text)
+        if checksum(outer["index"].encode()) != outer["checksum"]:
+            raise ValueError
+        plain = json.loads(outer["index"])
+        stored = {k: StoredFile(**plain[k]) for k in ("state", "undo", "base", "reply") if plain[k] is not None}
+        mark = None if plain["mark"] is None else (plain["mark"][0], plain["mark"][1])
+        return Index(**{**plain, "mark": mark, **stored})
+
+
+class SiteState:
+    """One run's folder at a site."""
+
+    def __init__(self, directory: StateDirectory, run: str, most_megabytes: int = 0) -> None:
+        if not HEX.fullmatch(run):
+            raise Mistake("The server's run has a name that cannot be one.")
+        self.instance, self._most = directory.instance, most_megabytes * 2**20
+        self.folder = directory.folder / run
+        self._lock = lock(self.folder / ".lock", f"Another process works in '{self.folder}'.")
+        path = self.folder / "index.json"
+        try:
+            self.index = Index.read(path.read_text()) if path.exists() else Index()
+        except (OSError, ValueError, TypeError, LookupError, AttributeError):
+            raise self._damaged(path) from None
+
+    def _damaged(self, path: Path) -> Mistake:
+        return Mistake(
+            f"'{path}' was altered or damaged: restore the state directory from a backup, or leave this run."
+        )
+
+    def close(self) -> None:
+        self._lock.close()
+
+    @property
+    def mark(self) -> StateMark:
+        """Which directory this is, and how often the state was changed."""
+        return StateMark(self.instance, self.index.state.generation if self.index.state else 0)
+
+    def _read(self, stored: StoredFile) -> bytes:
+        path = self.folder / stored.file
+        try:
+            data = path.read_bytes()
+        except OSError:
+            raise self._damaged(path) from None
+        if checksum(data) != stored.checksum:
+            raise self._damaged(path)
+        return data
+
+    def state(self) -> dict[str, Tree]:
+        """The state, read from disk."""
+        if self.index.state is None:
+            return {}
+        state: dict[str, Tree] = wire.decode(self._read(self.index.state))
+        return state
+
+    def begin(self, order: Order) -> tuple[Reply, bytes] | None:
+        """Bring the state to where this order needs it; the stored reply, if the order was carried out before."""
+        index = self.index
+        if index.session != order.session:
+            if index.mark is not None and index.mark[0] >= order.session_round:
+                if index.base_round != order.session_round:
                     raise Mistake(
-                        f"the server went back to round {order['since']}, before what this site keeps (round {i['base_round']})"
+                        f"The server went back to round {order.session_round}, and this site keeps round {index.base_round}."
                     )
-                i |= {"state": i["base"], "mark": None, "undo": None, "reply": None}
-            i["life"] = order["life"]
-        mark = None if i["mark"] is None else tuple(i["mark"])
-        if mark is not None and at <= mark:
-            if at < mark or i["reply"] is None:
+                index = replace(index, state=index.base, mark=None, undo=None, reply=None, reply_head=None)
+            index = replace(index, session=order.session)
+        if index.mark is not None and order.place <= index.mark:
+            if order.place < index.mark or index.reply is None or index.reply_head is None:
                 raise wire.Malformed("an order came out of turn")
-            return i["reply"]["head"], (self.folder / i["reply"]["file"]).read_bytes()
-        if mark is not None and tuple(order["took"] or (-1, 0)) < mark:
-            i |= {"state": i["undo"], "mark": None, "undo": None, "reply": None}
-            self._commit(i)  # at once: a later order would not tell
-        if i["base_round"] != at[0]:
-            i |= {"base": i["state"], "base_round": at[0]}
-        self.index = i
+            return Reply.parse(index.reply_head), self._read(index.reply)
+        if index.mark is not None and (order.accepted or (-1, 0)) < index.mark:
+            index = replace(index, state=index.undo, mark=None, undo=None, reply=None, reply_head=None)
+            self._commit(index)  # at once: a later order would not tell
+        self._compare(order, index.state.generation if index.state else 0)
+        if index.base_round != order.round:
+            index = replace(index, base=index.state, base_round=order.round)
+        self.index = index
         return None
 
-    def finish(self, order: Head, state: dict[str, Tree], head: Head, body: bytes) -> None:
-        """This order changed my state: keep the new one and what I am going to answer."""
-        i = dict(self.index)
-        number = i["next"]
-        new, answer = f"{number}.safetensors", f"{number}.reply"
-        write(self.folder / new, wire.encode(state))
-        write(self.folder / answer, body)
-        i |= {"mark": list(place(order)), "undo": i["state"], "state": new, "next": number + 1}
-        i["reply"] = {"head": head, "file": answer}
-        self._commit(i)
+    def _compare(self, order: Order, generation: int) -> None:
+        """The server must have accepted exactly the changes that this directory holds."""
+        known = order.state or StateMark()
+        if generation != known.generation or (generation and known.instance != self.instance):
+            raise Mistake(
+                f"The state directory does not fit the run: it holds {generation} changes and the server knows of "
+                f"{known.generation} (lost, restored from an old copy, or used twice?)."
+            )
 
-    def _commit(self, index: dict[str, Any]) -> None:
-        write(self.folder / "index.json", json.dumps(index))
+    def finish(self, order: Order, state: dict[str, Tree], reply: Reply, body: bytes) -> Reply:
+        """This order changed the state: store it, and what the site answers. The reply as it is to be sent."""
+        index = self.index
+        data = wire.encode(state)
+        if self._most and len(data) > self._most:
+            raise Mistake(
+                f"The method wants to keep {len(data)} bytes here, and this site's policy allows {self._most}."
+            )
+        generation = (index.state.generation if index.state else 0) + 1
+        new = StoredFile(f"{index.next_file}.safetensors", checksum(data), generation)
+        answer = StoredFile(f"{index.next_file}.reply", checksum(body))
+        write(self.folder / new.file, data)
+        write(self.folder / answer.file, body)
+        reply = replace(reply, state=StateMark(self.instance, generation))
+        changed = replace(index, mark=order.place, undo=index.state, state=new, next_file=index.next_file + 1)
+        self._commit(replace(changed, reply=answer, reply_head=reply.head()))
+        return reply
+
+    def _commit(self, index: Index) -> None:
+        write(self.folder / "index.json", index.text())
         self.index = index
-        live = {index["state"], index["undo"], index["base"], "index.json", ".lock", "seal.key"}
-        live.add(index["reply"]["file"] if index["reply"] else None)
+        stored = [s.file for s in (index.state, index.undo, index.base, index.reply) if s]
         for path in self.folder.iterdir():
-            if path.name not in live:
+            if path.name not in (*stored, "index.json", ".lock"):
                 path.unlink(missing_ok=True)

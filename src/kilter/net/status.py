@@ -1,33 +1,39 @@
-"""What a running server or peer tells of itself: `kilter status`, and metrics for Prometheus on an optional local port."""
+"""What a running server or peer says about itself: `kilter status`, and metrics for Prometheus on an optional local port."""
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Collection, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 from kilter.errors import Mistake
+from kilter.net.ports import cannot_listen, split_address
+from kilter.net.tls import is_loopback
 from kilter.runtimes.base import Runtime
 
-Look = Callable[[], tuple[Collection[str], Mapping[str, int], str]]  # who is here, bytes in and out, the last error
+MOST_REQUESTS = 8  # metrics requests that are answered at the same time; more are turned away
+REQUEST_SECONDS = 5.0  # within which a request must be complete
+Snapshot = tuple[Collection[str], Mapping[str, int], str]  # who is connected, bytes in and out, the last error
 
 
-class Board:
-    """The state of a run for those who ask."""
+class StatusBoard:
+    """The state of a run, for `kilter status` and Prometheus."""
 
-    def __init__(self, me: str, fed: Runtime, rounds: int, look: Look) -> None:
-        self.me, self.fed, self.rounds, self.look = me, fed, rounds, look
+    def __init__(self, me: str, fed: Runtime, rounds: int, snapshot: Callable[[], Snapshot]) -> None:
+        self.me, self.fed, self.rounds, self.snapshot = me, fed, rounds, snapshot
         self.done = 0
         self.failures = 0
 
-    def see(self, record: dict[str, Any]) -> None:
-        """One more round is done."""
+    def see(self, record: Mapping[str, Any]) -> None:
+        """Another round is done."""
         self.done = record["round"]
         self.failures += len(record["failures"])
 
     def read(self) -> dict[str, Any]:
-        here, traffic, error = self.look()
+        here, traffic, error = self.snapshot()
         return {
             "me": self.me,
             "round": self.fed.round,
@@ -42,40 +48,79 @@ class Board:
         }
 
     def text(self) -> str:
-        """As Prometheus reads it."""
-        found = self.read()
+        """In the format of Prometheus."""
+        status = self.read()
         lines = [
-            f"kilter_round {found['round']}",
-            f"kilter_rounds {found['rounds']}",
-            f"kilter_finished_rounds {found['finished_rounds']}",
-            f"kilter_failures_total {found['failures']}",
-            f"kilter_received_bytes_total {found['bytes_in']}",
-            f"kilter_sent_bytes_total {found['bytes_out']}",
-            *(f'kilter_site_up{{site="{i}"}} {int(i in found["here"])}' for i in self.fed.ids if i != self.me),
+            f"kilter_round {status['round']}",
+            f"kilter_rounds {status['rounds']}",
+            f"kilter_finished_rounds {status['finished_rounds']}",
+            f"kilter_failures_total {status['failures']}",
+            f"kilter_received_bytes_total {status['bytes_in']}",
+            f"kilter_sent_bytes_total {status['bytes_out']}",
+            *(f'kilter_site_up{{site="{i}"}} {int(i in status["here"])}' for i in self.fed.ids if i != self.me),
         ]
         return "\n".join(lines) + "\n"
 
     def publish(self, address: str) -> int:
-        """Serve the metrics on this address from now on; the port."""
-        board = self
-
-        class Answer(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = board.text().encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "text/plain; version=0.0.4")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        host, _, port = address.rpartition(":")
+        """Serve the metrics on this address from now on; the port. Loopback only: the port has no authentication."""
+        host, port = split_address(address)
+        if not is_loopback(f"{host}:{port}"):
+            raise Mistake(
+                f"--metrics works on this machine only (127.0.0.1), not on '{address}': let Prometheus reach it by a proxy."
+            )
         try:
-            server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), Answer)
-        except (OSError, ValueError, OverflowError) as e:
-            raise Mistake(f"Metrics cannot be served on '{address}': {e}.") from None
-        server.daemon_threads = True
+            server = MetricsServer((host, port), self.text)
+        except (OSError, OverflowError) as e:
+            raise cannot_listen(address, str(e)) from None
         threading.Thread(target=server.serve_forever, name="kilter-metrics", daemon=True).start()
         return int(server.server_address[1])
+
+
+class MetricsServer(HTTPServer):
+    """Answers at most MOST_REQUESTS at a time, each for REQUEST_SECONDS at most; the others are turned away at once."""
+
+    def __init__(self, address: tuple[str, int], text: Callable[[], str]) -> None:
+        self.text = text
+        self._free = threading.BoundedSemaphore(MOST_REQUESTS)
+        super().__init__(address, MetricsRequest)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        threading.Thread(target=self._answer, args=(request, client_address), daemon=True).start()
+
+    def _answer(self, request: socket.socket, client_address: Any) -> None:
+        timer = threading.Timer(REQUEST_SECONDS, _hang_up, [request])  # also for a request that drips byte by byte
+        timer.daemon = True
+        timer.start()
+        try:
+            with suppress(OSError):  # the client is gone
+                self.finish_request(request, client_address)
+        finally:
+            timer.cancel()
+            self.shutdown_request(request)
+            self._free.release()
+
+
+def _hang_up(request: socket.socket) -> None:
+    with suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
+
+
+class MetricsRequest(BaseHTTPRequestHandler):
+    """GET: the metrics."""
+
+    server: MetricsServer
+    timeout = REQUEST_SECONDS
+
+    def do_GET(self) -> None:
+        body = self.server.text().encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass

@@ -1,158 +1,175 @@
-"""What a server and its sites agree on before the first order. Code never travels: names do, and each side has the code.
+"""The terms of a run: everything that decides what happens at a site, agreed before the first order.
 
-The server's terms name the method, its settings and the network, and say what a row looks like. A site builds them from its own
-installation, and only what it is willing to run: registered methods, or files that it named itself.
+Code never travels: the terms name the method, its settings and the network, and each side has the code. The digest of the terms
+is what a site approves. It covers the experiment, the shape of the data, the weights to start from, the topology and the
+participants, but not the run's random name, so the same terms keep their digest when a server starts again.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 from kilter import data as kdata
-from kilter.core import Data, Method
+from kilter.core import Data
 from kilter.data.split import carve, rows_of
-from kilter.errors import Mistake
 from kilter.experiment import Experiment
-from kilter.plugins import is_file_spec
-from kilter.runtimes.step_names import StepName
-from kilter.runtimes.step_runner import resolve
+from kilter.net.fields import Fields
+from kilter.net.frames import Head
+from kilter.net.messages import DataDescription
+from kilter.records.wire import Malformed
 from kilter.topology import Topology
 
-SENT = ("method", "settings", "model", "optimiser", "local", "cohort", "seed", "valid", "rounds")
+SENT = (  # the fields of an experiment that matter at a site
+    "method",
+    "settings",
+    "model",
+    "optimiser",
+    "local",
+    "cohort",
+    "seed",
+    "valid",
+    "rounds",
+    "evaluate_every",
+    "robust",
+)
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a row looks like; no row, and no number of rows."""
+class Terms:
+    """What a server tells a site when it arrives."""
 
-    shape: tuple[int, ...]
-    classes: tuple[str, ...]
-    mean: tuple[float, ...] | None = None  # of colour images, by channel
-    std: tuple[float, ...] | None = None
-
-    @staticmethod
-    def of(dataset: kdata.Dataset) -> Facts:
-        return Facts(tuple(dataset.x.shape[1:]), dataset.classes, dataset.mean, dataset.std)
-
-    @staticmethod
-    def read(value: Any) -> Facts:
-        """From plain values of the other side, each checked."""
-        try:
-            shape, classes = tuple(value["shape"]), tuple(value["classes"])
-            mean, std = (None if value.get(k) is None else tuple(map(float, value[k])) for k in ("mean", "std"))
-            fine = all(type(n) is int and 0 < n < 2**24 for n in shape) and 1 <= len(shape) <= 3
-            if not fine or not 1 <= len(classes) <= 10**5 or not all(isinstance(c, str) for c in classes):
-                raise ValueError
-        except (LookupError, TypeError, ValueError, AttributeError):
-            raise Mistake("The other side's description of its data cannot be understood.") from None
-        return Facts(shape, classes, mean, std)
+    run: str
+    session: str  # new each time the server starts
+    experiment: dict[str, object]  # the fields in SENT, as plain values
+    weights: str  # digest of the pre-trained weights; empty for none
+    description: DataDescription
+    ids: tuple[str, ...]  # everyone who takes part
+    peers: tuple[str, ...]  # the sites that this site may write to
+    sealed: bool  # sites write to each other, and the server passes on sealed letters that it cannot read
 
     @staticmethod
-    def together(found: Mapping[str, Facts]) -> Facts:
-        """What all sites say; where they give means and deviations by channel, those of all of them taken equally."""
-        first = next(iter(found.values()))
-        for name, facts in found.items():
-            if (facts.shape, facts.classes) != (first.shape, first.classes):
-                raise Mistake(
-                    f"The sites' data differ: {next(iter(found))} has rows {first.shape} and {len(first.classes)} classes, "
-                    f"{name} {facts.shape} and {len(facts.classes)}. Give the server a file with all classes (--data)."
-                )
-        if first.mean is None or first.std is None:
-            return first
-        means, stds = [f.mean or () for f in found.values()], [f.std or () for f in found.values()]
-        mean = tuple(sum(column) / len(means) for column in zip(*means, strict=True))
-        square = [
-            sum(s * s + m * m for s, m in zip(ss, ms, strict=True)) / len(means)
-            for ss, ms in zip(zip(*stds, strict=True), zip(*means, strict=True), strict=True)
-        ]
-        return replace(
-            first, mean=mean, std=tuple(max(q - m * m, 1e-12) ** 0.5 for q, m in zip(square, mean, strict=True))
+    def write(
+        run: str, session: str, experiment: Experiment, description: DataDescription, topology: Topology, site: str
+    ) -> Terms:
+        """The terms for one site."""
+        return Terms(
+            run,
+            session,
+            {key: value for key, value in asdict(experiment).items() if key in SENT},
+            file_digest(experiment.weights),
+            description,
+            tuple(topology.neighbours),
+            tuple(topology.neighbours.get(site, ())),
+            topology.kind == "peers",
         )
 
+    def head(self) -> Head:
+        return {"kind": "terms", "run": self.run, "session": self.session, **self._agreed()}
 
-def write(run: str, life: str, experiment: Experiment, facts: Facts, topology: Topology, name: str) -> dict[str, Any]:
-    """The terms as this site gets them."""
-    return {
-        "run": run,
-        "life": life,
-        "experiment": {key: value for key, value in asdict(experiment).items() if key in SENT},
-        "weights": digest(experiment.weights),
-        "facts": asdict(facts),
-        "ids": list(topology.neighbours),
-        "peers": list(topology.neighbours.get(name, ())),
-        "relay": topology.kind == "peers",
-    }
+    def _agreed(self) -> dict[str, object]:
+        return {
+            "experiment": self.experiment,
+            "weights": self.weights,
+            "data": self.description.plain(),
+            "ids": list(self.ids),
+            "peers": list(self.peers),
+            "sealed": self.sealed,
+        }
+
+    @staticmethod
+    def parse(head: Mapping[str, object]) -> Terms:
+        fields = Fields(head, "terms")
+        if fields.text("kind", 20) != "terms":
+            raise Malformed("terms were expected")
+        experiment = fields.table("experiment")
+        if not set(experiment) <= set(SENT):
+            raise Malformed("the terms name unknown fields: install the same version of kilter on both sides")
+        _check_plain(experiment)
+        return Terms(
+            fields.identifier("run"),
+            fields.identifier("session"),
+            experiment,
+            fields.text("weights", 64, optional=True),
+            DataDescription.parse(head.get("data")),
+            fields.names("ids"),
+            fields.names("peers"),
+            fields.flag("sealed"),
+        )
+
+    @property
+    def digest(self) -> str:
+        """What a site approves."""
+        text = json.dumps(self._agreed(), sort_keys=True, separators=(",", ":"))
+        return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def agreement(experiment: Experiment, facts: Facts, peers: Mapping[str, str]) -> str:
-    """The name of a run between peers: the same for all who mean the same run."""
-    plain = {
-        key: value
-        for key, value in asdict(experiment).items()
-        if key in (*SENT, "topology", "evaluate_every", "robust")
-    }
-    told = [plain, digest(experiment.weights), facts.shape, facts.classes, list(peers)]
-    return blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=16).hexdigest()
+def _check_plain(value: object, depth: int = 0) -> None:
+    """Short texts, numbers, flags and small lists and tables of them."""
+    if depth > 4:
+        raise Malformed("the terms nest too deeply")
+    if isinstance(value, dict | list):
+        if len(value) > 1000:
+            raise Malformed("the terms are too long")
+        for key in value if isinstance(value, dict) else ():
+            _check_plain(key, depth + 1)
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_plain(item, depth + 1)
+    elif isinstance(value, str):
+        if len(value) > 1000 or not value.isprintable():
+            raise Malformed("the terms contain an impossible text")
+    elif isinstance(value, int) and abs(value) >= 2**63:
+        raise Malformed("the terms contain an impossible number")
 
 
-def digest(path: str) -> str:
-    """What tells one file of weights from another."""
+def peer_run_id(experiment: Experiment, description: DataDescription, peers: Mapping[str, str]) -> str:
+    """The name of a run between peers: the same for all whose experiment, data and list of peers agree."""
+    plain = {key: value for key, value in asdict(experiment).items() if key in (*SENT, "topology")}
+    agreed = [plain, file_digest(experiment.weights), description.shape, description.classes, list(peers)]
+    return blake2b(json.dumps(agreed, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def file_digest(path: str) -> str:
+    """Tells one file from another; empty for no file."""
     return blake2b(Path(path).read_bytes(), digest_size=16).hexdigest() if path else ""
 
 
-@dataclass(frozen=True)
-class Willing:
-    """What a site lets a server ask of it."""
+def describe(dataset: kdata.Dataset) -> DataDescription:
+    """What a row of this data set looks like."""
+    return DataDescription(tuple(dataset.x.shape[1:]), dataset.classes, dataset.mean, dataset.std)
 
-    methods: Collection[str] = ()  # by name; none: every method that is installed here
-    steps: Collection[str] = ()  # by name; none: every step of the method
-    trust: Sequence[str] = ()  # files of one's own, file.py:Name, in the place of the server's of the same name
-    weights: str = ""  # this site's copy of the pre-trained weights
 
-    def own(self, spec: str) -> str:
-        """The name of something to load: a registered one as it stands, a file only if this site named it."""
-        if not is_file_spec(spec):
-            return spec
-        for mine in self.trust:
-            if Path(mine).name == Path(spec).name:
-                return mine
-        raise Mistake(
-            f"The server wants '{Path(spec).name}', a file: get it, read it, and allow it with --trust {Path(spec).name}."
-        )
+def agree_on_data(descriptions: Mapping[str, DataDescription]) -> tuple[DataDescription, list[str]]:
+    """One description for all, and the sites that differ from the majority (from the first site, if there is a tie).
 
-    def build(self, terms: Mapping[str, Any], facts: Facts) -> tuple[Experiment, Method]:
-        """The experiment and the method of these terms, as this site would run them."""
-        plain = terms["experiment"]
-        if not isinstance(plain, Mapping) or not set(plain) <= set(SENT):
-            raise Mistake("The server's terms cannot be understood: is its version of kilter another?")
-        plain = dict(plain)
-        name = str(plain.get("method"))
-        if self.methods and name not in self.methods and Path(name).name not in self.methods:
-            raise Mistake(f"The server wants to run '{name}', and this site only allows {', '.join(self.methods)}.")
-        plain["method"], plain["model"] = self.own(name), self.own(str(plain.get("model")))
-        if terms["weights"]:
-            if not self.weights or digest(self.weights) != terms["weights"]:
-                raise Mistake(
-                    "The server begins from pre-trained weights: give this site's copy of that file (--weights)."
-                )
-            plain["weights"] = self.weights
-        experiment = Experiment.of(plain)
-        return experiment, experiment.make(facts.shape, len(facts.classes), facts.mean, facts.std)
+    Channel means and deviations are those of all sites that agree, taken equally.
+    """
+    layout = {name: (d.shape, d.classes, d.mean is None) for name, d in descriptions.items()}
+    usual = Counter(layout.values()).most_common(1)[0][0]
+    different = [name for name in descriptions if layout[name] != usual]
+    return _mean_description([d for name, d in descriptions.items() if name not in different]), different
 
-    def allow(self, method: Method, step: StepName) -> None:
-        """Refuse a step that is not the method's, or not allowed here."""
-        resolve(method, step)
-        if self.steps and str(step) not in self.steps and step.step not in self.steps:
-            raise Mistake(f"step '{step}' is not allowed at this site")
+
+def _mean_description(descriptions: Sequence[DataDescription]) -> DataDescription:
+    first = descriptions[0]
+    means, stds = [d.mean or () for d in descriptions], [d.std or () for d in descriptions]
+    if first.mean is None or first.std is None or len({len(v) for v in (*means, *stds)}) > 1:
+        return first
+    mean = tuple(sum(column) / len(means) for column in zip(*means, strict=True))
+    square = [
+        sum(s * s + m * m for s, m in zip(ss, ms, strict=True)) / len(means)
+        for ss, ms in zip(zip(*stds, strict=True), zip(*means, strict=True), strict=True)
+    ]
+    std = tuple(max(q - m * m, 1e-12) ** 0.5 for q, m in zip(square, mean, strict=True))
+    return replace(first, mean=mean, std=std)
 
 
 def own_data(dataset: kdata.Dataset, name: str, seed: int, valid: float) -> Data:
-    """A site's rows: its test rows are the data set's, a share of its training rows is for validation."""
+    """A site's rows: its test rows are the data set's, and a share of its training rows is for validation."""
     tables = {"x": dataset.x, "y": dataset.y}
     three = carve(dataset.train.numpy(), seed, name, valid, 0.0, dataset.test.numpy())
     return Data(*(rows_of(tables, some) for some in three))

@@ -1,13 +1,14 @@
-"""Who is at the other end: mutual TLS, and names from certificates.
+"""Mutual TLS, and names from certificates: a site's identity is the name in its certificate.
 
-A folder of three files is an identity: `key.pem`, `cert.pem` (named after its holder) and `ca.pem` (whom to believe). `kilter
-certs new` makes them for trying out; an institution puts its own there.
+An identity is a folder of three files: `key.pem`, `cert.pem` and `ca.pem` (the authority to trust). `kilter certs new` makes them
+for a trial; an institution puts its own there.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -39,7 +40,7 @@ USAGES = (
 
 @dataclass(frozen=True)
 class Identity:
-    """My key and certificate, and the authority whose certificates I believe."""
+    """A key, its certificate, and the authority whose certificates are trusted."""
 
     name: str
     key: bytes
@@ -47,32 +48,42 @@ class Identity:
     ca: bytes
 
     @staticmethod
-    def read(folder: Path, files: Sequence[str] = FILES) -> Identity:
-        """From a folder with key.pem, cert.pem and ca.pem, or files of other names."""
+    def read(folder: Path, files: Sequence[str] = FILES, strict: bool = True) -> Identity:
+        """From a folder with key.pem, cert.pem and ca.pem, or files of other names. `strict`: the key must be private."""
         try:
             key, cert, ca = ((folder / name).read_bytes() for name in files)
         except OSError as e:
             raise Mistake(
                 f"--tls '{folder}' must hold {files[0]}, {files[1]} and {files[2]}, but {Path(e.filename).name}: {e.strerror}."
             ) from None
+        if strict:
+            check_private(folder / files[0])
         try:
-            found = x509.load_pem_x509_certificate(cert)
+            certificate = x509.load_pem_x509_certificate(cert)
         except ValueError:
             raise Mistake(f"'{folder / files[1]}' is not a certificate in PEM format.") from None
-        if found.not_valid_after_utc < datetime.now(UTC):
-            raise Mistake(f"The certificate in '{folder}' expired on {found.not_valid_after_utc:%Y-%m-%d}: renew it.")
-        return Identity(holder(found), key, cert, ca)
+        if certificate.not_valid_after_utc < datetime.now(UTC):
+            raise Mistake(
+                f"The certificate in '{folder}' expired on {certificate.not_valid_after_utc:%Y-%m-%d}: renew it."
+            )
+        return Identity(holder(certificate), key, cert, ca)
 
     def for_server(self) -> grpc.ServerCredentials:
-        """What a server shows, and asks of everyone who comes."""
+        """For a port: show my certificate, and require one of every caller."""
         return grpc.ssl_server_credentials([(self.key, self.cert)], self.ca, require_client_auth=True)
 
     def for_client(self) -> grpc.ChannelCredentials:
         return grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
 
 
+def check_private(path: Path) -> None:
+    """Refuse a key that others on this machine can read or change."""
+    if path.stat().st_mode & 0o077:
+        raise Mistake(f"Others can read or change the key '{path}': make it private (chmod 600) before you use it.")
+
+
 def holder(cert: x509.Certificate) -> str:
-    """Whose certificate this is: its common name, or its only alternative name."""
+    """The name in a certificate: its common name, or its only alternative name."""
     common = cert.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if common:
         return str(common[0].value)
@@ -80,22 +91,22 @@ def holder(cert: x509.Certificate) -> str:
         names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return ""
-    found = names.get_values_for_type(x509.DNSName)
-    return found[0] if len(found) == 1 else ""
+    dns = names.get_values_for_type(x509.DNSName)
+    return dns[0] if len(dns) == 1 else ""
 
 
 def caller(context: Any) -> str:
-    """The certificate name of whoever called, by the same rule; empty without a certificate."""
-    facts = context.auth_context()
+    """The name in the caller's certificate, by the same rule; empty without a certificate."""
+    properties = context.auth_context()
     for key in ("x509_common_name", "x509_subject_alternative_name"):
-        found = facts.get(key, ())
-        if len(found) == 1:
-            return str(found[0].decode(errors="replace"))
+        values = properties.get(key, ())
+        if len(values) == 1:
+            return str(values[0].decode(errors="replace"))
     return ""
 
 
 def is_loopback(address: str) -> bool:
-    """Whether this host:port can only be reached from this machine.
+    """Whether an address can be reached from this machine only.
 
     >>> is_loopback("127.0.0.1:9443"), is_loopback("0.0.0.0:9443")
     (True, False)
@@ -108,13 +119,13 @@ def is_loopback(address: str) -> bool:
 
 
 def identity(tls: Path | None, insecure: bool, address: str) -> Identity | None:
-    """The identity to use at this address; None only on loopback and by a flag that says so."""
+    """The identity to use at this address; None only on loopback and with --insecure."""
     if tls is not None:
         return Identity.read(tls)
     if not insecure:
-        raise Mistake("Mutual TLS is always on: give --tls FOLDER (`kilter certs new` makes some for trying out).")
+        raise Mistake("Mutual TLS is always on: give --tls FOLDER (`kilter certs new` makes one for a trial).")
     if not is_loopback(address):
-        raise Mistake(f"--insecure is for trying out on one machine (127.0.0.1), not for '{address}': give --tls.")
+        raise Mistake(f"--insecure is for a trial on one machine (127.0.0.1), not for '{address}': give --tls.")
     return None
 
 
@@ -123,13 +134,13 @@ def words(text: str) -> list[str]:
     return [w.strip() for w in text.split(",") if w.strip()]
 
 
-# Certificates for trying out ------------------------------------------------------------------------------------------
+# Certificates for a trial ---------------------------------------------------------------------------------------------
 
 
 def new(out: Path, names: Sequence[str], days: int = DAYS) -> list[Path]:
-    """An authority in `out`, and for each name a folder `out/NAME`; an authority that is there already is used."""
+    """Make an authority in `out` (or use the one there), and for each name a folder `out/NAME`."""
     for name in names:
-        if not name or len(name) > 64 or not all(c.isalnum() or c in "-_." for c in name) or name.startswith("."):
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
             raise Mistake(f"'{name}' cannot be a name: use letters, digits, '-', '_' and '.', at most 64.")
     out.mkdir(parents=True, exist_ok=True)
     if (out / "ca.key.pem").exists():
@@ -141,7 +152,7 @@ def new(out: Path, names: Sequence[str], days: int = DAYS) -> list[Path]:
         ca = _certificate("kilter trial authority", ca_key.public_key(), None, ca_key, days)
         _secret(out / "ca.key.pem", _pem(ca_key))
         (out / "ca.pem").write_bytes(ca.public_bytes(serialization.Encoding.PEM))
-    made = []
+    folders = []
     for name in names:
         folder = out / name
         if folder.exists():
@@ -152,8 +163,8 @@ def new(out: Path, names: Sequence[str], days: int = DAYS) -> list[Path]:
         _secret(folder / "key.pem", _pem(key))
         (folder / "cert.pem").write_bytes(cert.public_bytes(serialization.Encoding.PEM))
         (folder / "ca.pem").write_bytes(ca.public_bytes(serialization.Encoding.PEM))
-        made.append(folder)
-    return made
+        folders.append(folder)
+    return folders
 
 
 def _secret(path: Path, data: bytes) -> None:

@@ -1,0 +1,46 @@
+"""Commands with which a site decides what may leave it, and checks what has left: approve, audit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kilter.errors import Mistake
+
+StateDir = Annotated[Path, typer.Option(help="The site's state directory (as in kilter join).")]
+
+
+def approve(
+    digest: Annotated[str, typer.Argument(help="The digest that `kilter join --dry-run` prints.")] = "",
+    state_dir: StateDir = Path("kilter-state"),
+) -> None:
+    """Approve the terms of a run at this site, by digest. Without a digest, list what is approved."""
+    from kilter.net.approvals import Approvals
+    from kilter.net.audit import AuditLog
+
+    approvals = Approvals(state_dir)
+    if digest:
+        approvals.add(digest, "kilter approve")
+        log = AuditLog(state_dir)
+        log.record("approval", approval=digest)
+        log.close()
+    for entry in approvals.entries():
+        typer.echo(f"{entry['digest']}  {entry['time']}  {entry['how']}")
+
+
+def audit(
+    state_dir: StateDir = Path("kilter-state"),
+    export: Annotated[Path | None, typer.Option(help="Write all entries to this CSV file.")] = None,
+) -> None:
+    """Verify the audit log of this site, summarise what has left it, and export it."""
+    from kilter.net import audit as audit_log
+
+    path = state_dir / audit_log.FILE
+    if not path.exists():
+        raise Mistake(f"There is no audit log in '{state_dir}': give the --state-dir of `kilter join`.")
+    for line in audit_log.summarise(path):
+        typer.echo(line)
+    if export is not None:
+        typer.echo(f"{audit_log.export(path, export)} entries written to {export}")

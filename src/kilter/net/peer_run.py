@@ -1,0 +1,99 @@
+"""A run as one of its peers leads it, from the list of peers to the result."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from kilter import data as kdata
+from kilter.core import Rows
+from kilter.errors import Mistake
+from kilter.experiment import Experiment
+from kilter.net.audit import AuditLog
+from kilter.net.messages import DataDescription
+from kilter.net.peer import PeerRuntime
+from kilter.net.peer_transport import PeerTransport
+from kilter.net.policy import SitePolicy
+from kilter.net.server_run import run_rounds
+from kilter.net.status import StatusBoard
+from kilter.net.terms import SENT, Terms, describe, file_digest, own_data, peer_run_id
+from kilter.net.tls import Identity
+from kilter.records.run_folder import Store, write
+from kilter.report.result import show_result
+
+
+@dataclass
+class PeerRun:
+    """What is known before the first peer is reached; the site's policy is checked here."""
+
+    experiment: Experiment
+    me: str
+    addresses: dict[str, str]
+    data: str
+    classes: list[str] | None
+    folder: str
+    policy: SitePolicy
+
+    where: Path = field(init=False)
+    description: DataDescription = field(init=False)
+
+    def __post_init__(self) -> None:
+        experiment = self.experiment
+        self._dataset = kdata.load(self.data, classes=self.classes)
+        self.description = replace(describe(self._dataset), mean=None, std=None)  # nobody knows everyone's
+        self.run_id = peer_run_id(experiment, self.description, self.addresses)
+        plain = {key: value for key, value in asdict(experiment).items() if key in SENT}
+        ids = tuple(self.addresses)
+        terms = Terms(self.run_id, "", plain, file_digest(experiment.weights), self.description, ids, (), True)
+        self.policy.admit(terms, len(self._dataset.train))
+        self.where = Path(
+            self.folder or f"runs/{Path(experiment.method.split(':')[0]).stem}-{self.me}-{experiment.seed}"
+        )
+        if (self.where / "summary.json").exists():
+            raise Mistake(f"'{self.where}' already holds a finished run: choose another --out.")
+        self.store = Store(self.where)
+        if not (self.where / "experiment.toml").exists():
+            write(self.where / "experiment.toml", experiment.write())
+
+    def open(
+        self,
+        listen: str,
+        identity: Identity | None,
+        largest: int,
+        public: Rows | None,
+        quorum: int,
+        deadline: float,
+        grace: float,
+    ) -> AbstractContextManager[PeerRuntime]:
+        """Open the port; from now on other peers can write to this one."""
+        experiment = self.experiment
+        return PeerRuntime(
+            PeerTransport(self.me, self.addresses, listen, self.run_id, identity, largest),
+            list(self.addresses),
+            own_data(self._dataset, self.me, experiment.seed, experiment.valid),
+            topology=experiment.topology,
+            seed=experiment.seed,
+            public=public,
+            deadline=deadline,
+            grace=grace,
+            quorum=quorum or None,
+            audit=AuditLog(self.where),
+        )
+
+    def run(self, fed: PeerRuntime, out: Console, metrics: str = "") -> None:
+        """Wait for enough peers, run to the end, show the result."""
+        transport = fed.transport
+        board = StatusBoard(
+            self.me,
+            fed,
+            self.experiment.rounds,
+            lambda: (fed.here(), dict(transport.traffic), transport.last_error),
+        )
+        transport.status = board.read
+        if metrics:
+            board.publish(metrics)
+        run_rounds(self.experiment, self.description, fed, self.store, board, out)
+        show_result(self.where, out)

@@ -1,0 +1,62 @@
+"""Which sites are connected, and how messages reach them: what the server's runtime needs of a network, whatever carries it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from kilter.net.fields import printable
+from kilter.net.frames import Head
+from kilter.net.messages import Goodbye, Hello
+
+log = logging.getLogger("kilter.net")
+
+
+@dataclass(eq=False)
+class ConnectedSite:
+    """A site that said hello."""
+
+    hello: Hello
+
+    @property
+    def name(self) -> str:
+        return self.hello.name
+
+
+class Transport(ABC):
+    """`changed` guards and announces everything that other threads look at."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.allowed: Collection[str] | None = None  # who may connect; None: everyone with a valid certificate
+        self.sites: dict[str, ConnectedSite] = {}
+        self.left: dict[str, float] = {}  # when a site was last lost
+        self.traffic: Counter[str] = Counter()  # "in" and "out", bytes of bodies
+        self.last_error = ""
+        # The following are called in the network's thread, with `changed` held.
+        self.on_arrival: Callable[[ConnectedSite], None] = lambda site: None
+        self.on_message: Callable[[str, Head, bytes], str | None] = lambda *_: None  # a reason to disconnect, or None
+        self.rehearsal: Callable[[Hello], Head | None] = lambda hello: None  # terms for a dry run; None: not known yet
+        self.status: Callable[[], dict[str, object]] = dict
+
+    def note(self, what: str) -> None:
+        """One line in the log, and the last error of the status."""
+        what = printable(what)
+        log.warning("%s", what)
+        self.last_error = what
+
+    @abstractmethod
+    def send(self, name: str, head: Head, body: bytes) -> None:
+        """Send a message to a site, if it is connected; hold `changed`."""
+
+    @abstractmethod
+    def drop(self, name: str, why: str) -> None:
+        """Disconnect a site for good; hold `changed`."""
+
+    @abstractmethod
+    def close(self, goodbye: Goodbye | None = None) -> None:
+        """Say goodbye to the connected sites, and close."""
