@@ -57,8 +57,6 @@ def command(words: tuple[str, ...], log: Path, folder: Path, env: dict[str, str]
     spoil(env)
     from kilter import cli
 
-    cli.out = cli.Console(file=sys.stdout, highlight=False)
-    cli.err = cli.Console(file=sys.stderr, highlight=False)
     cli.main()
 
 
