@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,6 +15,7 @@ from kilter.metrics import (
     classification,
     classifications,
     confusion,
+    entropy,
     local_accuracy,
     measure_each,
     per_class,
@@ -131,3 +133,21 @@ def test_with_the_test_sets_own_shares_local_accuracy_is_accuracy(both: tuple[to
     assert local_accuracy(recalls(counts), counts.sum(1).tolist()) == pytest.approx(
         classification(outputs, y)["accuracy"]
     )
+
+
+def test_calibration_by_hand() -> None:
+    """Three of four at confidence .9 are right, one of two at .6: gaps .15 and .1, by rows."""
+    p = torch.tensor([[0.9, 0.1]] * 4 + [[0.6, 0.4]] * 2)
+    y = torch.tensor([0, 0, 0, 1, 0, 1])
+    assert calibration_error(p, y) == pytest.approx((4 * 0.15 + 2 * 0.1) / 6, abs=1e-6)
+    assert calibration_error(torch.eye(3), torch.arange(3)) == 0
+
+
+@given(st.integers(2, 6), st.integers(0, 2**32))
+def test_entropy_is_largest_for_no_idea(classes: int, seed: int) -> None:
+    p = torch.distributions.Dirichlet(torch.ones(classes)).sample((20,))
+    found = entropy(p)
+    assert bool(((found >= 0) & (found <= 1)).all())
+    assert entropy(torch.full((1, classes), 1 / classes)).item() == pytest.approx(1, abs=1e-6)
+    nats = torch.distributions.Categorical(p).entropy()
+    assert (found * np.log(classes)).numpy() == pytest.approx(nats.numpy(), abs=1e-5)

@@ -16,7 +16,17 @@ from kilter.params import buffers, weights
 from kilter.runtimes.simulation import Simulation
 from kilter.tasks import Task
 from kilter.train import SGD
-from small import Normed, digits, method, mlp_task, near, normed_task, same, skewed
+from small import (
+    Normed,
+    Vector,
+    digits,
+    method,
+    mlp_task,
+    near,
+    normed_task,
+    same,
+    skewed,
+)
 
 ROWS = digits().take(torch.arange(600))
 
@@ -175,3 +185,7 @@ def test_what_a_module_has_frozen_is_not_trained(stack: bool) -> None:
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved == {"3.weight", "3.bias"}
     assert task.size() == 8 * 10 + 10
+
+
+def test_a_bare_vector_is_a_network_too() -> None:
+    assert Task(Vector([1.0, 2.0])).size() == 2

@@ -25,10 +25,7 @@ from kilter.blocks.posterior import (
     unit_spread,
 )
 from kilter.core import Rows
-from kilter.errors import Mistake
-from kilter.metrics import calibration_error, entropy
 from kilter.params import average, buffers, weights
-from kilter.records import ensemble_file, wire
 from kilter.tasks import Task
 from small import bench, digits, method, near, normed_task, same
 
@@ -184,71 +181,3 @@ def test_statistics_do_not_depend_on_chance_or_on_what_they_were() -> None:
 
 def test_batches_are_even() -> None:
     assert [len(x) for x in inputs(digits().take(torch.arange(251)))] == [126, 125]
-
-
-# Ensembles ----------------------------------------------------------------------------------------------------------
-
-
-def made(task: Task, kind: str) -> ensemble.Ensemble:
-    clients = [task.init(s) for s in range(3)]
-    mean = average(zip(clients, SIZES, strict=True))
-    e = ensemble.ensemble(recount(task, mean, bench()), clients)
-    if kind == "gaussian":
-        e["deviation"], e["seeds"] = spread(mean, clients, SIZES, None, 0), [3, 4]
-    else:
-        e["shares"] = dirichlet(SIZES, 1, False, 2, np.random.default_rng(0))
-    return ensemble.settle(task, e, bench())
-
-
-@pytest.mark.parametrize("kind", ["gaussian", "dirichlet"])
-def test_samples_are_the_same_every_time_and_have_their_own_statistics(kind: str) -> None:
-    task = Task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.BatchNorm1d(5), nn.Linear(5, 10)))
-    e = made(task, kind)
-    first, second = (list(ensemble.members(e)) for _ in range(2))
-    assert same(first, second)
-    assert len(first) == ensemble.size(e) == 1 + 3 + 2
-    for w in ensemble.samples(e):
-        assert near(w, recount(task, w, bench()))
-        assert float(w["~2.running_var"].min()) > 0
-        assert not near(w, e["mean"], 1e-3)
-
-
-def test_an_ensemble_is_saved_and_predicts_with_its_uncertainty(tmp_path) -> None:
-    task = method("fedavg").task
-    e = made(task, "gaussian")
-    ensemble_file.save(tmp_path / "e.safetensors", e)
-    again = ensemble_file.load(tmp_path / "e.safetensors")
-    p, unsure = ensemble.predict(task, again, bench()["x"])
-    assert torch.equal(p, ensemble.probabilities(task, e, bench()))
-    close(p.sum(1), np.ones(len(p)))
-    assert bool(((unsure > 0) & (unsure <= 1)).all())
-
-
-@pytest.mark.parametrize("content", [b"", b"nonsense", wire.encode({"w": torch.zeros(1)}), wire.encode([1])])
-def test_what_is_no_ensemble_is_refused(tmp_path, content: bytes) -> None:
-    path = tmp_path / "e.safetensors"
-    path.write_bytes(content)
-    for wrong in (path, tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(Mistake, match="holds no ensemble"):
-            ensemble_file.load(wrong)
-
-
-# Uncertainty --------------------------------------------------------------------------------------------------------
-
-
-def test_calibration_by_hand() -> None:
-    """Three of four at confidence .9 are right, one of two at .6: gaps .15 and .1, by rows."""
-    p = torch.tensor([[0.9, 0.1]] * 4 + [[0.6, 0.4]] * 2)
-    y = torch.tensor([0, 0, 0, 1, 0, 1])
-    assert calibration_error(p, y) == pytest.approx((4 * 0.15 + 2 * 0.1) / 6, abs=1e-6)
-    assert calibration_error(torch.eye(3), torch.arange(3)) == 0
-
-
-@given(st.integers(2, 6), st.integers(0, 2**32))
-def test_entropy_is_largest_for_no_idea(classes: int, seed: int) -> None:
-    p = torch.distributions.Dirichlet(torch.ones(classes)).sample((20,))
-    found = entropy(p)
-    assert bool(((found >= 0) & (found <= 1)).all())
-    close(entropy(torch.full((1, classes), 1 / classes)), [1])
-    nats = torch.distributions.Categorical(p).entropy()
-    close(found * np.log(classes), nats, 1e-5)

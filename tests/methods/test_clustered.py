@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from typing import Any
 
 import pytest
 import torch
 from acting import hub
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kilter.blocks.clustering import bipartition, cosines, hdbscan
 from kilter.core import Data, Params, Replies, Rows
@@ -105,20 +102,6 @@ def test_relative_thresholds_are_in_lengths_of_the_first_round() -> None:
         state = run.combine(hub(1), run.setup(fed), replies)
         assert state["longest"] == pytest.approx(1.004988 * size, rel=1e-5)
         assert len(run.combine(hub(2), run.setup(fed) | {"longest": state["longest"]}, replies)["clusters"]) == 2
-
-
-@given(st.integers(0, 10_000), st.integers(3, 7))
-def test_single_linkage_is_the_optimal_bipartition(seed: int, n: int) -> None:
-    cosine = cosines(torch.randn(n, 3, generator=torch.Generator().manual_seed(seed)))
-    best = min(
-        float(cosine[list(part)][:, [i for i in range(n) if i not in part]].max())
-        for size in range(1, n // 2 + 1)
-        for part in combinations(range(n), size)
-    )
-    assert bipartition(cosine, "single")[2] == pytest.approx(best, abs=1e-9)
-    left, right, across = bipartition(cosine)
-    assert sorted(left + right) == list(range(n))
-    assert across >= best - 1e-9
 
 
 def test_one_cluster_is_fedavg() -> None:

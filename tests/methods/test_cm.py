@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from acting import hub, models
 
-from kilter.blocks.clustering import cosines, hdbscan
 from kilter.core import Data, Replies, Rows
 from kilter.federate import federate
 from kilter.methods.cm import CM
@@ -30,20 +28,6 @@ NAMES = [f"c{k}" for k in range(7)]
 
 def cm(**settings: Any) -> CM:
     return CM(task=mlp_task(), local=SGD(lr=0.1, batch=16), **settings)
-
-
-@pytest.mark.parametrize(("size", "samples"), [(2, 1), (3, 1), (3, 2)])
-def test_labels_by_hand(size: int, samples: int) -> None:
-    assert hdbscan(cosines(torch.tensor(VECTORS)), size, samples) == [0, 0, 0, 1, 1, 1, -1]
-
-
-def test_far_alone_is_not_noise() -> None:
-    assert hdbscan(cosines(torch.tensor([*VECTORS[:-1], (0.5, 0.5, -2)])))[-1] == 1
-
-
-def test_too_few_to_cluster() -> None:
-    assert hdbscan(cosines(torch.tensor(VECTORS[:1]))) == [-1]
-    assert hdbscan(cosines(torch.tensor(VECTORS[:2])), size=3) == [-1, -1]
 
 
 def played(run: CM, who: list[str], round: int = 2) -> tuple[Any, Any, dict[str, Any]]:

@@ -8,14 +8,12 @@ import pytest
 import torch
 from acting import hub, is_fedavg, play
 
-import kilter.blocks.fisher
-from kilter.blocks.fisher import fisher
 from kilter.core import Node, Params, Replies
 from kilter.methods.fedcurv import FedCurv
-from kilter.params import dot, sub, weights
+from kilter.params import dot, sub
 from kilter.tasks import Task
 from kilter.train import SGD
-from small import constant, linear_task, mlp_task, near, normed_task, same, skewed
+from small import linear_task, near, normed_task, same, skewed
 
 
 def curv(task: Task | None = None, **settings: Any) -> FedCurv:
@@ -34,33 +32,6 @@ def test_the_pull_is_the_same_both_ways() -> None:
     const = (i1["w"] * t1["w"] ** 2 + i2["w"] * t2["w"] ** 2).sum().item()
     assert apart == pytest.approx(4.25)
     assert curv(linear_task([0.0, 0.0])).pull(theta, u, v).item() + const == pytest.approx(4.25)
-
-
-def test_fisher_is_a_mean_of_squares_not_the_square_of_a_mean() -> None:
-    found = fisher(linear_task([0.0]), w(0.0), constant([[1.0], [-1.0], [2.0]]).train)
-    assert found["w"].item() == pytest.approx(2.0)  # (mean 2/3)^2 = .444444 would be wrong
-
-
-def test_fisher_counts_every_row_however_they_are_cut(monkeypatch: Any) -> None:
-    task, rows = mlp_task(), skewed()["c0"].train
-    whole = fisher(task, task.init(0), rows)
-    monkeypatch.setattr(kilter.blocks.fisher, "HELD", 3 * task.size())
-    assert near(fisher(task, task.init(0), rows), whole, 1e-6)
-
-
-def test_fisher_against_one_row_at_a_time() -> None:
-    task, rows = normed_task(), skewed()["c0"].train
-    params = {k: v.requires_grad_() if k in weights(task.init(0)) else v for k, v in task.init(0).items()}
-    leaves = weights(params)
-    total = {k: torch.zeros_like(v) for k, v in leaves.items()}
-    for i in range(len(rows)):
-        batch = rows.batch(torch.tensor([i]))
-        loss = task.rows_loss(task.outputs(params, batch["x"]), batch["y"])[0]
-        for k, g in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
-            total[k] += g**2 / len(rows)
-    found = fisher(task, task.init(0), rows)
-    assert set(found) == set(leaves)  # weights only: BatchNorm's buffers have no curvature
-    assert near(found, total, 1e-5)
 
 
 @pytest.mark.parametrize(("rounds", "lam"), [(1, 5.0), (3, 0.0)])

@@ -11,7 +11,6 @@ from acting import hub, play
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kilter.blocks.prototypes import NEVER, class_means, consensus, likeness
 from kilter.core import Node
 from kilter.errors import Mistake
 from kilter.federate import federate
@@ -43,27 +42,6 @@ def test_sets_are_averaged_over_clients() -> None:
     p, centre, sets = {"P": torch.randn(4, 3)}, torch.randn(2, 4), torch.randn(3, 2, 4)
     apart = [run.loss(p, batch, known(centre, s[None])) for s in sets]
     assert run.loss(p, batch, known(centre, sets)).item() == pytest.approx(float(sum(apart) / 3), abs=1e-6)
-
-
-def test_class_means() -> None:
-    z = torch.tensor([[1.0, 0], [3, 0], [0, 5]])
-    classes, means = class_means(z, torch.tensor([4, 4, 2]))
-    assert classes.tolist() == [2, 4]
-    assert means.tolist() == [[0, 5], [2, 0]]
-
-
-def test_the_mean_is_over_clients_who_have_the_class_and_stands_in_for_others() -> None:
-    a = torch.tensor([0, 1]), torch.tensor([[1.0], [2.0]])
-    b = torch.tensor([1]), torch.tensor([[6.0]])
-    centre, has, sets = consensus([a, b], classes=3)
-    assert centre[:, 0].tolist() == [1, 4, 0]
-    assert has.tolist() == [True, True, False]
-    assert sets[:, :, 0].tolist() == [[1, 2, 0], [1, 6, 0]]
-
-
-def test_a_class_nobody_has_is_never_predicted() -> None:
-    out = likeness(torch.tensor([[0.0, -1.0]]), torch.zeros(3, 2), torch.tensor([True, True, False]), 0.07)
-    assert out.tolist() == [[0, 0, NEVER]]
 
 
 def test_a_class_only_i_have_is_known_to_me() -> None:

@@ -208,7 +208,7 @@ def test_clients_may_be_missing() -> None:
 
 
 def test_a_graph_of_peers_has_no_server() -> None:
-    with pytest.raises(Mistake, match="needs one aggregator and so cannot run under 'ring': use the topology star"):
+    with pytest.raises(Mistake, match="needs one aggregator and so cannot run under 'ring': use --topology star"):
         run(fedsbme(), topology="ring")
 
 

@@ -18,6 +18,7 @@ from kilter.core import Method
 from kilter.methods import find, methods
 
 ROOT = Path(kilter.__file__).parent
+TESTS = Path(__file__).parents[1]
 
 
 def code_lines(source: str) -> int:
@@ -88,3 +89,19 @@ def test_examples_in_docstrings_run(name: str) -> None:
     module = importlib.import_module(f"kilter.{name.removesuffix('.__init__')}")
     failed, _ = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     assert failed == 0
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(path for folder in ("methods", "blocks") for path in (ROOT / folder).rglob("[!_]*.py")),
+    ids=lambda path: f"{path.parent.name}/{path.stem}",
+)
+def test_every_method_and_every_block_has_a_test_file(path: Path) -> None:
+    folder = TESTS / path.parent.relative_to(ROOT)
+    assert (folder / f"test_{path.name}").is_file()
+
+
+@pytest.mark.parametrize("path", sorted(TESTS.rglob("test_*.py")), ids=lambda path: str(path.relative_to(TESTS)))
+def test_the_folders_of_the_tests_are_those_of_the_package(path: Path) -> None:
+    folder = path.parent.relative_to(TESTS)
+    assert folder == Path("project") or (ROOT / folder).is_dir()

@@ -1,0 +1,30 @@
+"""FedDisk's oracle: weights from raw data."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kilter import Mistake, Simulation, federate
+from small import federation, method
+
+
+@pytest.fixture
+def brief(monkeypatch):
+    """Judges that learn little: enough to see that the machinery turns."""
+    monkeypatch.setattr("kilter.blocks.density.ratio.EPOCHS", 4)
+
+
+def weights_of(fed: Simulation) -> dict[str, torch.Tensor]:
+    return {i: fed.states[i]["weight"] for i in fed.ids}
+
+
+def test_the_oracle_weighs_by_raw_data_and_pays_for_it(brief):
+    with federation() as fed:
+        result = federate(method("feddisk-oracle"), fed, 1)
+        found = weights_of(fed)
+    assert all(float(a.mean()) == pytest.approx(1, abs=1e-5) for a in found.values())
+    raw = sum(4 * 64 * len(d.train) for d in fed.clients.values())
+    assert raw < result.rounds[0]["bytes_up"] < raw + 4 * 1000
+    with federation(topology="ring") as peers, pytest.raises(Mistake, match="one aggregator"):
+        federate(method("feddisk-oracle"), peers, 1)
