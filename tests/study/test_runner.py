@@ -289,7 +289,7 @@ def test_a_failed_run_ends_with_exit_code_1(tmp_path: Path) -> None:
         "--seeds",
         "1",
         "--rounds",
-        "1",
+        "2",
         "--model",
         "linear",
         "--out",
