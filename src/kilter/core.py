@@ -26,7 +26,7 @@ Batch = dict[str, Tensor]  # "x", "y" and whatever columns a step added
 Tree = Any  # nested dict/list/tuple of tensors and plain values: what may be kept, sent and checkpointed
 Loss = Callable[[Params, Batch, Tree], Tensor]
 
-Note = str | dict[str, Any]  # a sentence, or a small table of plain values, such as {"listens": {peer: weight}}
+Note = str | dict[str, object]  # a sentence, or a small table of plain values, such as {"listens": {peer: weight}}
 
 SERVER = "server"
 
@@ -216,8 +216,8 @@ class Replies(Mapping[str, Tree]):
         return f"Replies({self._replies}, of={self.of})"
 
 
-Step = Callable[[Node, Any], Any]
-F = TypeVar("F", bound=Callable[..., Any])
+Step = Callable[[Node, Tree], Tree]
+F = TypeVar("F", bound=Callable[..., object])
 
 
 @overload
@@ -257,21 +257,21 @@ class Federation(ABC):
         """The participants of this round: a share of the nodes (0 < cohort <= 1), at least one."""
 
     @abstractmethod
-    def map(self, step: Step, message: Tree = None, to: Sequence[str] | None = None) -> Any:
+    def map(self, step: Step, message: Tree = None, to: Sequence[str] | None = None) -> Tree:
         """Run a step at these nodes (default: all). Returns Replies, or Mail if the nodes wrote letters (Post)."""
 
     @abstractmethod
-    def hub(self, step: Callable[..., Any], *messages: Tree) -> Any:
+    def hub(self, step: Callable[..., Tree], *messages: Tree) -> Tree:
         """Run a step at the aggregator. Returns what the step returns."""
 
     @abstractmethod
     def pool(
         self,
         train: Step,
-        combine: Callable[[Node, Any, Replies], Any],
+        combine: Callable[[Node, Tree, Replies], Tree],
         state: Tree,
         to: Sequence[str] | None = None,
-        view: Callable[[Any, str], Any] | None = None,
+        view: Callable[[Tree, str], Tree] | None = None,
     ) -> Tree:
         """Nodes train, the aggregator combines. The topology decides who aggregates. Returns the new state.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ def tensors(tree: Tree) -> list[Tensor]:
     return [t for v in tree for t in tensors(v)] if isinstance(tree, list | tuple) else []
 
 
-def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tree]]:
     """(path, leaf) of every tensor and plain value."""
     if isinstance(tree, Mapping):
         for k, v in tree.items():
@@ -33,7 +32,7 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, tree
 
 
-def structure(tree: Tree) -> Any:
+def structure(tree: Tree) -> object:
     """How a tree nests: its dicts with their keys, its lists and tuples; None for every leaf."""
     if isinstance(tree, Mapping):
         return ("dict", *((k, structure(v)) for k, v in tree.items()))
@@ -42,7 +41,7 @@ def structure(tree: Tree) -> Any:
     return None
 
 
-def signature(tree: Tree) -> tuple[Any, ...]:
+def signature(tree: Tree) -> tuple[object, ...]:
     """Shape of a tree: paths, dtypes and shapes, plain values by their type; and last how it nests."""
     found = (
         (path, str(leaf.dtype), tuple(leaf.shape)) if isinstance(leaf, Tensor) else (path, type(leaf).__name__)

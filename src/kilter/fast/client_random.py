@@ -11,6 +11,9 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 from torch.overrides import TorchFunctionMode
 
+TorchFunction = Callable[..., Any]
+Arguments = Sequence[Any]  # of a function of torch
+NamedArguments = Mapping[str, Any]
 Recipe = Callable[[Generator], Tensor]
 FACTORIES = (torch.rand, torch.randn, torch.randint, torch.randperm)
 LIKE = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
@@ -32,15 +35,15 @@ class _Drawn(torch.autograd.Function):
     """`_Drawn.apply(me, draw)` inside `vmap` returns `draw()`, with the clients in the first dimension."""
 
     @staticmethod
-    def forward(*_: Any) -> Tensor:
+    def forward(*_: object) -> Tensor:
         raise NotImplementedError("random numbers under a torch.func transform inside the loss")
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: object, inputs: object, output: object) -> None:
         pass
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, me: Tensor, draw: Callable[[], Tensor]) -> tuple[Tensor, int]:
+    def vmap(info: object, in_dims: object, me: Tensor, draw: Callable[[], Tensor]) -> tuple[Tensor, int]:
         return draw(), 0
 
 
@@ -53,14 +56,14 @@ class Draws(TorchFunctionMode):
     def __init__(self, me: Tensor | None, randoms: Sequence[ClientRandom]) -> None:
         super().__init__()
         self.me, self.randoms = me, randoms
-        self.own: dict[Any, Callable[..., Any]] = {F.dropout: self.dropout}
+        self.own: dict[TorchFunction, TorchFunction] = {F.dropout: self.dropout}
         self.own |= {f: self._factory(f) for f in FACTORIES}
         self.own |= {f: self._like(f, make) for f, make in LIKE.items()}
         self.own |= {f: self._feature_dropout(k) for f, k in FEATURES.items()}
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        self, func: TorchFunction, types: object, args: Arguments = (), kwargs: NamedArguments | None = None
+    ) -> object:
         return self.own.get(func, func)(*args, **(kwargs or {}))
 
     def draw(self, recipe: Recipe) -> Tensor:

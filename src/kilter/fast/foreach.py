@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Operand = Any  # a list of tensors, or one number for all
+
 
 def _operation(name: str) -> Callable[..., Any]:
     together = getattr(torch, f"_foreach_{name}", None)
@@ -15,7 +17,7 @@ def _operation(name: str) -> Callable[..., Any]:
         return together
     single: Callable[..., Tensor] = getattr(Tensor, name)
 
-    def loop(tensors: Sequence[Tensor], *others: Any, **options: Any) -> list[Tensor]:
+    def loop(tensors: Sequence[Tensor], *others: Operand, **options: float) -> list[Tensor]:
         columns = [o if isinstance(o, list | tuple) else [o] * len(tensors) for o in others]
         if name in ("addcdiv_", "addcmul_"):  # (tensors, firsts, seconds, factor of their quotient or product)
             columns, options = columns[:2], {"value": others[2]}

@@ -24,8 +24,11 @@ from torch.autograd.function import _SingleLevelFunction
 from kilter.fast.client_random import ClientRandom, Draws
 
 Dims = tuple[int | None, ...]  # the client dimension of each argument; None: shared by all clients
-Plain = Callable[..., Any]  # a function of torch with its settings, of tensors alone
+Batched = Any  # a tensor inside `vmap`
+Plain = Callable[..., Batched]  # a function of torch with its settings, of tensors alone
 BatchRule = Callable[..., tuple[Tensor, int]]  # (clients, dims, *tensors) -> (result, its client dimension)
+Pair = tuple[int, int]
+Statistic = Tensor | None
 CHANNELWISE = (F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d)  # functions of one channel at a time
 
 
@@ -85,7 +88,7 @@ class Layers(Draws):
         }
         self.own |= {f: partial(self.channelwise, f) for f in CHANNELWISE}
 
-    def lift(self, plain: Plain, rule: BatchRule, *tensors: Tensor | None) -> Any:
+    def lift(self, plain: Plain, rule: BatchRule, *tensors: Tensor | None) -> Batched:
         """What `plain` would compute, by this rule.
 
         The public way, an autograd.Function with its own `vmap`, takes 170 us per call: more than a small layer.
@@ -112,12 +115,12 @@ class Layers(Draws):
         input: Tensor,
         weight: Tensor,
         bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
+        stride: int | Pair = 1,
+        padding: int | Pair | str = 0,
+        dilation: int | Pair = 1,
         groups: int = 1,
-    ) -> Any:
-        def plain(x: Any, w: Any, b: Any, clients: int = 1) -> Tensor:
+    ) -> Batched:
+        def plain(x: Tensor, w: Tensor, b: Tensor | None, clients: int = 1) -> Tensor:
             return F.conv2d(x, w, b, stride, padding, dilation, clients * groups)
 
         def rule(n: int, dims: Dims, x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, int]:
@@ -133,7 +136,7 @@ class Layers(Draws):
 
         return self.lift(plain, rule, input, weight, bias) if input.dim() == 4 else plain(input, weight, bias)
 
-    def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Batched:
         def rule(n: int, dims: Dims, x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, int]:
             rows = _first(n, x, dims[0])
             if dims[1] is None:  # one matrix for all clients: more rows
@@ -147,8 +150,8 @@ class Layers(Draws):
             return self.lift(F.linear, rule, input, weight, bias)
         return self.lift(F.linear, rule, input.flatten(0, -2), weight, bias).unflatten(0, input.shape[:-1])
 
-    def channelwise(self, function: Plain, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-        def plain(x: Tensor) -> Any:
+    def channelwise(self, function: Plain, input: Tensor, *args: object, **kwargs: object) -> Batched:
+        def plain(x: Tensor) -> Batched:
             return function(x, *args, **kwargs)
 
         def rule(n: int, dims: Dims, x: Tensor) -> tuple[Tensor, int]:
@@ -167,8 +170,8 @@ class Layers(Draws):
         training: bool = False,
         momentum: float = 0.1,
         eps: float = 1e-5,
-    ) -> Any:
-        def plain(x: Tensor, mean: Any, var: Any, w: Any, b: Any) -> Tensor:
+    ) -> Batched:
+        def plain(x: Tensor, mean: Statistic, var: Statistic, w: Statistic, b: Statistic) -> Tensor:
             return F.batch_norm(x, mean, var, w, b, training, momentum, eps)
 
         def rule(n: int, dims: Dims, x: Tensor, *own: Tensor | None) -> tuple[Tensor, int]:
@@ -186,8 +189,8 @@ class Layers(Draws):
         weight: Tensor | None = None,
         bias: Tensor | None = None,
         eps: float = 1e-5,
-    ) -> Any:
-        def plain(x: Tensor, w: Any, b: Any, clients: int = 1) -> Tensor:
+    ) -> Batched:
+        def plain(x: Tensor, w: Tensor | None, b: Tensor | None, clients: int = 1) -> Tensor:
             return F.group_norm(x, clients * num_groups, w, b, eps)
 
         def rule(n: int, dims: Dims, x: Tensor, *own: Tensor | None) -> tuple[Tensor, int]:
@@ -198,7 +201,7 @@ class Layers(Draws):
 
     def cross_entropy(
         self, input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", **more: Any
-    ) -> Any:
+    ) -> Batched:
         def plain(x: Tensor, y: Tensor) -> Tensor:
             return F.cross_entropy(x, y, weight, reduction=reduction, **more)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,17 +12,18 @@ from torch.nn.functional import conv2d
 from torch.overrides import TorchFunctionMode
 
 from kilter.fast import switch, winograd
-from kilter.fast.client_random import ClientRandom, Draws
+from kilter.fast.client_random import Arguments, ClientRandom, Draws, NamedArguments, TorchFunction
 
 # Whether a loss uses torch.func right now. A torch without this private function never takes the quick way.
 TRANSFORMED: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+Pair = tuple[int, int]
 WIDE = 500_000  # weights: from here on, the weight gradient is faster as a matrix product
 CHANNELS = 64  # in and out: from here on, a 3x3 convolution is faster by Winograd's algorithm
 
 
-def _pair(value: Any) -> tuple[Any, Any]:
+def _pair(value: int | Pair) -> Pair:
     """One number for both directions, or one for each."""
-    return (value, value) if isinstance(value, int) else tuple(value)
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
 class Single(Draws):
@@ -42,8 +43,8 @@ class Quick(TorchFunctionMode):
         self.enabled = switch.enabled()
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        self, func: TorchFunction, types: object, args: Arguments = (), kwargs: NamedArguments | None = None
+    ) -> object:
         return (quick_conv2d if func is conv2d and self.enabled else func)(*args, **(kwargs or {}))
 
 
@@ -51,14 +52,14 @@ def quick_conv2d(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
+    stride: int | Pair = 1,
+    padding: int | Pair | str = 0,
+    dilation: int | Pair = 1,
     groups: int = 1,
 ) -> Tensor:
     """torch's conv2d, by other algorithms where they are faster."""
-    plain = groups == 1 and _pair(dilation) == (1, 1) and not isinstance(padding, str) and input.dim() == 4
-    if plain and not TRANSFORMED() and input.dtype == weight.dtype == torch.float32:
+    usual = groups == 1 and _pair(dilation) == (1, 1) and input.dim() == 4
+    if usual and not isinstance(padding, str) and not TRANSFORMED() and input.dtype == weight.dtype == torch.float32:
         m = _tile(input, weight, _pair(stride), _pair(padding))
         if m or (weight.requires_grad and weight.numel() >= WIDE):
             out: Tensor = _Large.apply(input, weight, bias, _pair(stride), _pair(padding), m)  # type: ignore[no-untyped-call]
@@ -78,7 +79,7 @@ class _Large(torch.autograd.Function):
     """A convolution by Winograd's algorithm (m > 0), or torch's with a faster weight gradient (m = 0)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, stride: Any, padding: Any, m: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, stride: Pair, padding: Pair, m: int) -> Tensor:
         ctx.save_for_backward(x, w)
         ctx.stride, ctx.padding, ctx.m = stride, padding, m
         if not m:
@@ -103,7 +104,7 @@ class _Large(torch.autograd.Function):
         return dx, weights_gradient(x, grad, w.shape[2:], ctx.stride, ctx.padding), db, None, None, None
 
 
-def weights_gradient(x: Tensor, grad: Tensor, kernel: Any, stride: Any, padding: Any) -> Tensor:
+def weights_gradient(x: Tensor, grad: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
     """The weight gradient of a convolution from x (rows, in, height, width) and the gradient of its output.
 
     One kernel row at a time. With height outermost and channels innermost in memory, the inputs of a kernel row form one

@@ -12,10 +12,9 @@ takes part, never by the number of processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, islice, pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,8 +34,8 @@ strict = False  # raise unexpected errors instead of falling back; the tests set
 
 def groups(fits: Sequence[Fit]) -> list[list[int]]:
     """Positions of the fits that train together; every fit is in one group."""
-    alike: dict[Any, list[int]] = {}
-    known: dict[Any, list[int]] = {}  # fits often share everything but rows and seed: a shortcut by identity
+    alike: dict[Hashable, list[int]] = {}
+    known: dict[Hashable, list[int]] = {}  # fits often share everything but rows and seed: a shortcut by identity
     for k, fit in enumerate(fits):
         of = getattr(fit.loss, "__self__", None), getattr(fit.loss, "__func__", fit.loss)
         shared = (*of, fit.params, *fit.rows.tables.values(), fit.plan, fit.ctx, fit.train)
@@ -57,13 +56,13 @@ def even(group: list[int], most: int) -> list[list[int]]:
     return [group[a:b] for a, b in pairwise(cuts)]
 
 
-def kind(fit: Fit) -> Any:
+def kind(fit: Fit) -> Hashable:
     """Fits of one kind differ only in numbers. Bound methods are equal if object and function are the same."""
     columns = [(k, v.shape[1:], v.dtype) for part in (fit.rows.tables, fit.rows.own) for k, v in part.items()]
     return fit.loss, fit.plan, tuple(trainable(fit)), _kind(fit.params), tuple(columns), _kind(fit.ctx)
 
 
-def _kind(tree: Tree) -> Any:
+def _kind(tree: Tree) -> Hashable:
     if isinstance(tree, Tensor):
         return tree.shape, tree.dtype
     if isinstance(tree, Mapping):
@@ -73,7 +72,7 @@ def _kind(tree: Tree) -> Any:
     return float if isinstance(tree, float) else (type(tree), tree)
 
 
-def _exactly(tree: Tree) -> Any:
+def _exactly(tree: Tree) -> Hashable:
     """A tree's structure and plain values, exactly."""
     if isinstance(tree, Mapping):
         return tuple((k, _exactly(v)) for k, v in tree.items())

@@ -13,13 +13,16 @@ recorded before.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
+from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from kilter.fast.client_random import Arguments, NamedArguments, TorchFunction
 
 Compute = Callable[[Sequence[Tensor]], list[Tensor]]
 Tape = Callable[..., list["Tensor | Product"]]
@@ -57,9 +60,9 @@ class Tapes:
     """Recently recorded computations, by key."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[Any, Tape | None] = OrderedDict()
+        self._seen: OrderedDict[Hashable, Tape | None] = OrderedDict()
 
-    def run(self, key: Any, compute: Compute, inputs: Sequence[Tensor]) -> Sequence[Tensor | Product]:
+    def run(self, key: Hashable, compute: Compute, inputs: Sequence[Tensor]) -> Sequence[Tensor | Product]:
         """compute(inputs), replayed from a tape if possible."""
         if key not in self._seen:
             results, self._seen[key] = recorded(compute, inputs)
@@ -108,10 +111,10 @@ class Recorder(TorchDispatchMode):
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._names: dict[int, str] = {}  # of tensors, by identity
-        self._places: dict[Any, str] = {}  # by memory: autograd may return another view of the same numbers
+        self._places: dict[Hashable, str] = {}  # by memory: autograd may return another view of the same numbers
         self._memory: set[int] = set()
-        self._held: list[Any] = []  # keeps objects alive, because ids are unique only among live objects
-        self._constants: dict[str, Any] = {}
+        self._held: list[object] = []  # keeps objects alive, because ids are unique only among live objects
+        self._constants: dict[str, object] = {}
         self._lines: list[tuple[list[str], str, list[str], bool]] = []  # results, call, arguments, whether it writes
         self._factors: dict[str, list[str]] = {}  # of products
         self.why: str | None = None  # the computation cannot be recorded
@@ -121,7 +124,9 @@ class Recorder(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # opting out would import torch's compiler, which takes 1.6 s
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Arguments = (), kwargs: NamedArguments | None = None
+    ) -> object:
         out = func(*args, **(kwargs or {}))
         if self.why is None:
             try:
@@ -130,7 +135,7 @@ class Recorder(TorchDispatchMode):
                 self.why = str(e)
         return out
 
-    def _note(self, func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> None:
+    def _note(self, func: OpOverload, args: Arguments, kwargs: NamedArguments, out: object) -> None:
         if CHANGING & set(func.tags):
             raise CannotRecord(f"{func} may be a different computation next time")
         used: list[str] = []
@@ -174,12 +179,12 @@ class Recorder(TorchDispatchMode):
         self._names[id(t)] = self._places[_place(t)]
         return self._names[id(t)]
 
-    def _constant(self, value: Any) -> str:
+    def _constant(self, value: object) -> str:
         name = f"c{len(self._constants)}"
         self._constants[name] = value
         return name
 
-    def _code(self, value: Any, used: list[str]) -> str:
+    def _code(self, value: object, used: list[str]) -> str:
         if isinstance(value, Tensor):
             name = self._name(value)
             used.append(name)
@@ -221,7 +226,7 @@ class Recorder(TorchDispatchMode):
             last |= set(ended)
             lines.append(f"    {code}" + (f"; del {', '.join(ended)}" if ended else ""))
         head = f"def tape({', '.join(self._inputs)}):"
-        namespace = {"Product": Product, **self._constants}
+        namespace: dict[str, Any] = {"Product": Product, **self._constants}
         exec("\n".join([head, *reversed(lines), f"    return [{', '.join(given)}]"]), namespace)
         tape: Tape = namespace["tape"]
         return tape
@@ -235,12 +240,12 @@ class _ValueReads(TorchFunctionMode):
         self._recorder = recorder
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        self, func: TorchFunction, types: object, args: Arguments = (), kwargs: NamedArguments | None = None
+    ) -> object:
         if func in LOOKS:
             self._recorder.why = "it reads values"
         return func(*args, **(kwargs or {}))
 
 
-def _place(t: Tensor) -> Any:
+def _place(t: Tensor) -> Hashable:
     return t.data_ptr(), t.dtype, tuple(t.shape), t.stride()

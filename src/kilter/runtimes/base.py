@@ -9,7 +9,6 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,7 +97,7 @@ class Runtime(Federation):
     def has_public(self) -> bool:
         return self.public is not None
 
-    def hub(self, step: Callable[..., Any], *messages: Tree) -> Any:
+    def hub(self, step: Callable[..., Tree], *messages: Tree) -> Tree:
         if self.topology.kind == "peers":
             raise Mistake(
                 f"This method needs one aggregator and so cannot run under '{self.topology.spec}': use star or rotating."
@@ -148,7 +147,7 @@ class Runtime(Federation):
         """The node that aggregates in this round, for topologies with one aggregator."""
         return SERVER if self.topology.kind == "star" else self.topology.aggregator(self.round, self.ids)
 
-    def map(self, step: Step, message: Tree = None, to: Sequence[str] | None = None) -> Any:
+    def map(self, step: Step, message: Tree = None, to: Sequence[str] | None = None) -> Tree:
         return self.call(StepName(step.__name__), message, to, alike=getattr(step, "alike", True))
 
     def call(
@@ -158,7 +157,7 @@ class Runtime(Federation):
         to: Sequence[str] | None = None,
         training: bool = True,
         alike: bool = True,
-    ) -> Any:
+    ) -> Tree:
         """`map`, by the step's name. `training=False` counts the traffic as evaluation; `alike`: replies must have one shape."""
         to = self._ordered(to)
         peers = self.topology.kind == "peers"
@@ -239,10 +238,10 @@ class Runtime(Federation):
     def pool(
         self,
         train: Step,
-        combine: Callable[[Node, Any, Replies], Any],
+        combine: Callable[[Node, Tree, Replies], Tree],
         state: Tree,
         to: Sequence[str] | None = None,
-        view: Callable[[Any, str], Any] | None = None,
+        view: Callable[[Tree, str], Tree] | None = None,
     ) -> Tree:
         to = self._ordered(to)
         if self.topology.kind == "peers":
@@ -285,8 +284,8 @@ def joined(parts: Iterable[Tensor | None]) -> Tensor | None:
 class Fingerprint:
     """A state at one moment. Two fingerprints are equal if the state has not changed in between."""
 
-    marks: list[Any]  # identity and version of tensors, plain values, structure
-    held: list[Any] = field(
+    marks: list[object]  # identity and version of tensors, plain values, structure
+    held: Sequence[object] = field(
         compare=False, repr=False
     )  # keeps the tensors alive, because ids are unique only among live objects
 
@@ -300,7 +299,7 @@ def fingerprint(state: Tree) -> Fingerprint:
     return Fingerprint([*marks, trees.structure(state)], leaves)
 
 
-def _difference(shape: tuple[Any, ...], usual: tuple[Any, ...]) -> str:
+def _difference(shape: Shape, usual: Shape) -> str:
     extra = [s for s in shape[:-1] if s not in usual]
     missing = [s for s in usual[:-1] if s not in shape]
     if extra:

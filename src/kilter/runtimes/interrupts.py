@@ -10,7 +10,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 _requested = False
 
@@ -38,7 +37,7 @@ def check() -> None:
         raise KeyboardInterrupt
 
 
-def _request(*_: Any) -> None:
+def _request(*_: object) -> None:
     global _requested
     _requested = True
     raise KeyboardInterrupt

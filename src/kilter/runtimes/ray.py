@@ -36,6 +36,8 @@ from kilter.topology import Topology
 PATIENCE = 300.0  # seconds to wait for a cluster in which nothing runs
 LOSSES = 4  # so often a chunk may be lost before we think that it is to blame
 
+Handle = Any  # a process of the cluster, or an answer that it will give
+
 log = logging.getLogger("kilter")
 
 
@@ -58,7 +60,7 @@ class Cluster(Simulation):
         workers: int | Literal["auto"] = "auto",
         faults: Fault | None = None,
         plain: bool = False,
-        facts: Mapping[str, Any],
+        facts: Mapping[str, Tree],
     ) -> None:
         super().__init__(clients, bench=bench, public=public, topology=topology, seed=seed, faults=faults, plain=plain)
         if workers != "auto" and workers < 1:
@@ -98,7 +100,7 @@ def connect(address: str) -> bool:
     if ray.is_initialized():
         return False
     host, _, port = address.rpartition(":")
-    options: dict[str, Any] = {"address": address} if address else {"address": "local", "include_dashboard": False}
+    options: dict[str, object] = {"address": address} if address else {"address": "local", "include_dashboard": False}
     try:
         if port.isdigit() and "/" not in host:  # Ray itself would wait for minutes
             socket.create_connection((host, int(port)), 10).close()
@@ -121,9 +123,9 @@ class Seats:
         self._most = most
         self._terms = [ray.put(_array(terms)), ray.put(_array(rows)), *(ray.put(t) for t in tables)]
         self._kind = ray.remote(num_cpus=1, max_restarts=0)(Seat)
-        self._idle: list[Any] = []
-        self._busy: dict[Any, tuple[Any, list[str]]] = {}  # an answer to come: who gives it, about whom
-        self._coming: dict[Any, Any] = {}  # who is getting ready
+        self._idle: list[Handle] = []
+        self._busy: dict[Handle, tuple[Handle, list[str]]] = {}  # an answer to come: who gives it, about whom
+        self._coming: dict[Handle, Handle] = {}  # who is getting ready
         self._call = 0
 
     def _invite(self) -> None:
@@ -133,7 +135,7 @@ class Seats:
         for _ in range(wanted - len(self._idle) - len(self._busy) - len(self._coming)):
             self._ask(self._kind.remote())
 
-    def _ask(self, seat: Any) -> None:
+    def _ask(self, seat: Handle) -> None:
         """Whether it is ready: it is one of us when it answers."""
         self._coming[seat.prepare.remote(*self._terms)] = seat
 
@@ -197,7 +199,7 @@ class Seats:
             if time.monotonic() - heard > PATIENCE:
                 raise Mistake("The Ray cluster has no free processor for us: add a machine, then resume the run.")
 
-    def _open(self, answer: Any) -> bytes | None:
+    def _open(self, answer: Handle) -> bytes | None:
         """What came; None if it was lost with its machine."""
         lost = self._ray.exceptions
         try:

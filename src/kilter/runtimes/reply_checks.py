@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from statistics import median
-from typing import Any
 
 from kilter.core import Method, Tree
 from kilter.records import wire
 from kilter.records.wire import Facts
 from kilter.runtimes.step_names import StepKind, StepName
 
-Shape = tuple[Any, ...]
+Shape = tuple[object, ...]
 OVERSIZED = 1e4  # a norm this many times the usual one cannot come from training
 
 

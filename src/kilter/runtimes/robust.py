@@ -16,7 +16,6 @@ is rare as an attack: where clients' data differ a lot, honest replies do too, a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,7 +104,7 @@ def _flat(tree: Tree) -> tuple[Tensor, list[float]]:
     return torch.cat(tensors) if tensors else torch.zeros(0), [_number(x) for x in leaves if _is_number(x)]
 
 
-def _is_number(leaf: Any) -> bool:
+def _is_number(leaf: object) -> bool:
     return isinstance(leaf, int | float) and not isinstance(leaf, bool)
 
 

@@ -7,7 +7,7 @@ Steps are found by name because code never travels: a worker, a cluster node and
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import isgenerator
 from typing import Any
@@ -21,7 +21,7 @@ from kilter.runtimes.robust import robust
 from kilter.runtimes.step_names import ADOPT, EVALUATE, LOOK, StepKind, StepName
 
 POOL = "~pool"  # where a peer keeps its own state of `pool`
-RunningStep = Generator[Any, Any, Any]  # yields requests (Fit, Look) and is sent the answers
+RunningStep = Generator[Any, Tree, Tree]  # yields requests (Fit, Look) and is sent the answers
 
 
 class Absent(Exception):
@@ -84,7 +84,7 @@ def _look(method: Method, node: Node, message: Tree) -> list[Tree]:
     return [predict_part(method, message["state"], node.bench, part) for part in message["parts"][node.id]]
 
 
-def _run(out: Any) -> RunningStep:
+def _run(out: Tree) -> RunningStep:
     """A step's outcome, whether it yields requests or returns at once."""
     return (yield from out) if isgenerator(out) else out
 
@@ -94,7 +94,7 @@ def _adopt(node: Node, state: Tree) -> None:
     node.state[POOL] = state
 
 
-def _spread(method: Method, step: Step, node: Node, message: Tree) -> Generator[Fit, Any, Post]:
+def _spread(method: Method, step: Step, node: Node, message: Tree) -> Generator[Fit, Tree, Post]:
     """Train from my own state and write the outcome to my neighbours and myself."""
     state = node.state[POOL]
     if message["view"] is not None:
@@ -103,7 +103,7 @@ def _spread(method: Method, step: Step, node: Node, message: Tree) -> Generator[
     return Post({peer: reply for peer in message["to"] if peer in node.peers or peer == node.id})
 
 
-def _gather(step: Any, node: Node, box: dict[str, Tree], rule: str) -> Generator[Fit, Any, None]:
+def _gather(step: Callable[..., Tree], node: Node, box: dict[str, Tree], rule: str) -> Generator[Fit, Tree, None]:
     """Combine what my neighbours and I wrote into my own next state."""
     if box:
         replies = robust(Replies(box, of=len(node.peers) + 1), rule)
@@ -115,7 +115,7 @@ def run_step(step: Step, nodes: Sequence[Node], messages: Sequence[Tree]) -> lis
     done = [Done() for _ in nodes]
     waiting: dict[int, tuple[RunningStep, Fit | Look]] = {}
 
-    def advance(k: int, running: RunningStep, answer: Any) -> None:
+    def advance(k: int, running: RunningStep, answer: Tree) -> None:
         try:
             waiting[k] = running, running.send(answer)
         except StopIteration as end:

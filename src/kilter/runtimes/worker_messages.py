@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ State = dict[str, Tree]
 Outcome = tuple[Done, State | None]  # the result of a step at a node, and the node's state if it changed
 
 
-def encode_outcomes(done: Mapping[str, Outcome]) -> dict[str, Any]:
+def encode_outcomes(done: Mapping[str, Outcome]) -> dict[str, Tree]:
     """Outcomes as a tree, column by column. Replies mostly have one structure; 25 then take hardly longer than one."""
     results = [d for d, _ in done.values()]
     replies = [dict(d.reply) if isinstance(d.reply, Post) else d.reply for d in results]
@@ -41,7 +40,7 @@ def encode_outcomes(done: Mapping[str, Outcome]) -> dict[str, Any]:
     }
 
 
-def encode_sendable(done: Mapping[str, Outcome]) -> dict[str, Any]:
+def encode_sendable(done: Mapping[str, Outcome]) -> dict[str, Tree]:
     """Like `encode_outcomes`, with an error in place of every outcome that cannot be sent."""
     sendable: dict[str, Outcome] = {}
     for node, outcome in done.items():
@@ -53,19 +52,19 @@ def encode_sendable(done: Mapping[str, Outcome]) -> dict[str, Any]:
     return encode_outcomes(sendable)
 
 
-def encode_failure(nodes: list[str], error: BaseException) -> dict[str, Any]:
+def encode_failure(nodes: list[str], error: BaseException) -> dict[str, Tree]:
     """The same error for all of these nodes."""
     return encode_outcomes(dict.fromkeys(nodes, (Done(error=error), None)))
 
 
-def _error(d: Done) -> list[Any] | None:
+def _error(d: Done) -> list[bool | str] | None:
     if d.error is None:
         return None
     text = str(d.error) if isinstance(d.error, Mistake) else "".join(traceback.format_exception(d.error))
     return [isinstance(d.error, Mistake), text]
 
 
-def decode_outcomes(answer: Mapping[str, Any]) -> Iterator[tuple[str, Done, State | None]]:
+def decode_outcomes(answer: Mapping[str, Tree]) -> Iterator[tuple[str, Done, State | None]]:
     """Outcomes, node by node."""
     replies = split_columns(answer["replies"])
     signature = None  # merged replies share one
@@ -89,7 +88,7 @@ class _Mismatch(Exception):
     """Trees of different structure."""
 
 
-def merge_columns(trees: Sequence[Tree]) -> dict[str, Any]:
+def merge_columns(trees: Sequence[Tree]) -> dict[str, Tree]:
     """Merge trees of one structure: tensors become (trees, ...), plain values become lists.
 
     >>> split_columns(merge_columns([{"w": torch.ones(1), "n": 3}, {"w": torch.zeros(1), "n": 5}]))
@@ -128,7 +127,7 @@ def _together(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(parts))
 
 
-def split_columns(column: Mapping[str, Any]) -> list[Tree]:
+def split_columns(column: Mapping[str, Tree]) -> list[Tree]:
     """Undo `merge_columns`."""
     ((kind, held),) = column.items()
     if kind == "v":
