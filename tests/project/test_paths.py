@@ -1,0 +1,48 @@
+"""docs/architecture.md lists the files to read to follow a round, in order; here the lists are compared with a trace.
+
+Every file on a list is used. Every other file that is used is a helper: it calls no file on the list but `core.py`, the vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tracing import Calls, recorded
+
+from kilter.experiment import Experiment
+from kilter.records.run_folder import Store
+
+PAGE = (Path(__file__).parents[2] / "docs/architecture.md").read_text()
+MOST = 12  # files
+
+
+def listed(name: str) -> list[str]:
+    """The files of a list on the page."""
+    (text,) = re.findall(rf"<!-- path: {name} -->\n(.*?)<!-- end of path -->", PAGE, re.DOTALL)
+    return re.findall(r"^\d+\. `([\w/]+\.py)`", text, re.MULTILINE)
+
+
+def compare(calls: Calls, path: list[str]) -> None:
+    assert set(path) <= set(calls), f"listed but not used: {sorted(set(path) - set(calls))}"
+    # What a network (models/) or accelerated code (fast/) calls is the method's loss: that is the path itself.
+    for file, called in calls.items():
+        if file not in path and not file.startswith(("models/", "fast/")):
+            upward = (called & set(path)) - {"core.py"}
+            assert not upward, f"{file} is not on the list, but calls {sorted(upward)}"
+
+
+@pytest.mark.parametrize("name", ["simulated"])
+def test_the_list_is_short(name: str) -> None:
+    assert 0 < len(listed(name)) <= MOST
+
+
+def test_a_simulated_round(tmp_path: Path) -> None:
+    experiment = Experiment.of({"method": "fedavg", "model": "linear", "rounds": 2, "clients": 4, "plain": True})
+    with recorded() as calls:
+        method, fed = experiment.build(workers=1)
+        calls.clear()  # only the run itself
+        with fed:
+            experiment.run(method, fed, Store(tmp_path))
+    compare(calls, listed("simulated"))
