@@ -38,10 +38,10 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Camp:
     """A server, honest sites where wanted, and a place for an enemy called c."""
 
-    def __init__(self, certs: Path, deadline: float = 60.0) -> None:
+    def __init__(self, certs: Path, deadline: float = 60.0, quorum: int | None = 2) -> None:
         self.certs = certs
         self.server = GrpcServer("127.0.0.1:0", self.me("server"), NAMES, largest=2**24)
-        self.runtime = ServerRuntime(self.server, NAMES, run="0" * 32, quorum=2, deadline=deadline, grace=0.0)
+        self.runtime = ServerRuntime(self.server, NAMES, run="0" * 32, quorum=quorum, deadline=deadline, grace=0.0)
         self.runtime.round = 1
         self.raws: list[Raw] = []
 
