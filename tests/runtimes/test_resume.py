@@ -220,5 +220,5 @@ def test_a_checkpoint_holds_no_pickle_and_can_be_read_alone(tmp_path: Path) -> N
     files = [*tmp_path.glob("*.safetensors"), *tmp_path.glob("nodes/*.safetensors")]
     assert len(files) == 4  # checkpoint, model, two nodes of the cohort
     saved = wire.decode((tmp_path / "checkpoint.safetensors").read_bytes())
-    assert set(saved) == {"round", "nodes", "progress"}
+    assert set(saved) == {"round", "nodes", "checksums", "rounds", "progress"}
     assert saved["round"] == 1

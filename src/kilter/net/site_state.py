@@ -18,7 +18,6 @@ import json
 import os
 import secrets
 from dataclasses import asdict, dataclass, replace
-from hashlib import blake2b
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -28,11 +27,8 @@ from kilter.net.fields import HEX, Place
 from kilter.net.frames import Head
 from kilter.net.messages import Order, Reply, StateMark
 from kilter.records import wire
+from kilter.records.checksums import checksum
 from kilter.records.run_folder import cannot_write, write
-
-
-def checksum(data: bytes) -> str:
-    return blake2b(data, digest_size=16).hexdigest()
 
 
 def lock(path: Path, why: str) -> TextIOWrapper:

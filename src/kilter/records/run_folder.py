@@ -23,7 +23,7 @@ from weakref import ReferenceType, ref
 
 from kilter.core import Tree
 from kilter.errors import Mistake
-from kilter.records import wire
+from kilter.records import checksums, wire
 
 try:
     import fcntl
@@ -75,6 +75,7 @@ class Store:
                 f"Another process is working in '{self.folder}': wait for it, or choose another folder."
             ) from None
         self._versions: dict[str, int] = {}
+        self._sums: dict[str, str] = {}  # of the node files
         if hasattr(os, "register_at_fork"):  # a worker may outlive us and must not hold the lock
             os.register_at_fork(after_in_child=partial(_close, ref(self)))
 
@@ -111,12 +112,14 @@ class Store:
 
     def save(self, round: int, progress: Tree, states: Mapping[str, Tree], changed: Iterable[str]) -> None:
         """Node states that changed, then the file that makes them count, then away with the old ones."""
-        versions = dict(self._versions)
+        versions, sums = dict(self._versions), dict(self._sums)
         for name in changed:
-            write(self._node(name, round), wire.encode(states[name]))
-            versions[name] = round
-        write(self.path(CHECKPOINT), wire.encode({"round": round, "nodes": versions, "progress": progress}))
-        self._versions = versions
+            data = wire.encode(states[name])
+            write(self._node(name, round), data)
+            versions[name], sums[name] = round, checksums.checksum(data)
+        saved = {"round": round, "nodes": versions, "checksums": sums, "rounds": self._rounds_sum()}
+        write(self.path(CHECKPOINT), wire.encode({**saved, "progress": progress}, checked=True))
+        self._versions, self._sums = versions, sums
         self._clean()
 
     def load(self) -> tuple[int, Tree, dict[str, Tree]] | None:
@@ -129,7 +132,10 @@ class Store:
             if not isinstance(saved, dict):
                 raise wire.Malformed("a checkpoint is a dict")
             self._versions = saved["nodes"]
-            states = {name: wire.decode(self._node(name, v).read_bytes()) for name, v in self._versions.items()}
+            self._sums = dict(saved.get("checksums", {}))  # none in checkpoints of older runs
+            states = {name: self._load_node(name, v) for name, v in self._versions.items()}
+            if "rounds" in saved and saved["rounds"] != self._rounds_sum(saved["round"]):
+                raise checksums.altered(self.path("rounds.jsonl"))
             found = saved["round"], saved["progress"], states
         except (wire.Malformed, OSError, LookupError, TypeError, AttributeError):
             raise Mistake(
@@ -137,6 +143,26 @@ class Store:
             ) from None
         self._clean()
         return found
+
+    def _load_node(self, name: str, version: int) -> Tree:
+        path = self._node(name, version)
+        data = path.read_bytes()
+        if name in self._sums and self._sums[name] != checksums.checksum(data):
+            raise checksums.altered(path)
+        return wire.decode(data)
+
+    def _rounds_sum(self, upto: int | None = None) -> str:
+        """The checksum of all records, which are then safe on disk; or of those up to a round."""
+        path = self.path("rounds.jsonl")
+        if not path.exists():
+            return checksums.checksum(b"")
+        with open(path, "rb") as f:
+            os.fsync(f.fileno())
+            data = f.read()
+        if upto is not None:
+            lines = data.splitlines(keepends=True)
+            data = b"".join(line for line in lines if (number := _round_of(line)) is not None and number <= upto)
+        return checksums.checksum(data)
 
     def _clean(self) -> None:
         live = {self._node(name, v).name for name, v in self._versions.items()}
@@ -148,8 +174,21 @@ class Store:
 
     def finish(self, summary: Mapping[str, Any], clients: Mapping[str, Any]) -> None:
         """The result; summary.json comes last and so says that the run is done."""
+        text = json.dumps(summary, indent=2) + "\n"
         write(self.path("clients.json"), json.dumps(clients))
-        write(self.path("summary.json"), json.dumps(summary, indent=2) + "\n")
+        sums = checksums.of_files(self.folder, ("rounds.jsonl", "clients.json", "model.safetensors"))
+        sums["summary.json"] = checksums.checksum(text.encode())
+        write(self.path(checksums.FILE), json.dumps(sums, indent=2) + "\n")
+        write(self.path("summary.json"), text)
+
+
+def _round_of(line: bytes) -> int | None:
+    """The round of a whole line of rounds.jsonl."""
+    try:
+        number = json.loads(line)["round"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return number if isinstance(number, int) else None
 
 
 def _close(store: ReferenceType[Store]) -> None:
@@ -161,8 +200,10 @@ def _close(store: ReferenceType[Store]) -> None:
 def read_rounds(folder: Path) -> list[dict[str, Any]]:
     """The whole lines of a run's rounds.jsonl."""
     path = folder / "rounds.jsonl"
+    data = path.read_bytes() if path.exists() else b""
+    checksums.verify(folder, path.name, data)
     found: list[dict[str, Any]] = []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+    for line in data.decode(errors="replace").splitlines():
         try:
             found.append(json.loads(line))
         except ValueError:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,16 +141,24 @@ def size(tree: Tree) -> int:
     return 8 + _padded(len(header)) + sum(a.nbytes for a in arrays)
 
 
-def encode(tree: Tree) -> bytes:
-    """A tree as bytes."""
+def encode(tree: Tree, checked: bool = False) -> bytes:
+    """A tree as bytes; `checked` adds a checksum of everything, which `decode` verifies."""
     text, arrays = _header(tree)
-    header = text.ljust(_padded(len(text)))
-    parts: list[bytes | memoryview] = [len(header).to_bytes(8, "little"), header]
+    # reshape before view: a 0-dimensional tensor cannot be viewed as bytes
+    flat = [a.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data for a in arrays if a.numel()]
+    if checked:
+        header = json.loads(text)
+        header["__metadata__"]["checksum"] = _checksum(text, flat)
+        text = json.dumps(header, separators=(",", ":")).encode()
+    padded = text.ljust(_padded(len(text)))
+    return b"".join([len(padded).to_bytes(8, "little"), padded, *flat])
+
+
+def _checksum(text: bytes, arrays: Iterable[bytes | memoryview]) -> str:
+    digest = blake2b(text, digest_size=16)
     for array in arrays:
-        if array.numel():
-            # reshape before view: a 0-dimensional tensor cannot be viewed as bytes
-            parts.append(array.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return b"".join(parts)
+        digest.update(array)
+    return digest.hexdigest()
 
 
 def decode(data: bytes) -> Tree:
@@ -157,7 +166,16 @@ def decode(data: bytes) -> Tree:
     try:
         found = safetensors.deserialize(bytes(data))
         length = int.from_bytes(data[:8], "little")
-        spec = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["tree"])
+        header = json.loads(data[8 : 8 + length])
+        metadata = header["__metadata__"]
+        if not isinstance(metadata, dict) or not set(metadata) <= {"tree", "checksum"}:
+            raise Malformed("a letter's structure is not ours")
+        known = metadata.pop("checksum", None)
+        if known is not None:
+            text = json.dumps(header, separators=(",", ":")).encode()
+            if known != _checksum(text, [memoryview(data)[8 + length :]]):
+                raise Malformed("a file was altered after it was written")
+        spec = json.loads(metadata["tree"])
         arrays = {name: _array(info) for name, info in found}
         return unpack(spec, arrays)
     except Malformed:

@@ -11,13 +11,16 @@ from rich.console import Console
 from rich.table import Table
 
 from kilter.errors import Mistake
+from kilter.records import checksums
 from kilter.report.progress import percent, size
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """A run's summary.json, or a Mistake."""
     try:
-        found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+        data = (folder / "summary.json").read_bytes()
+        checksums.verify(folder, "summary.json", data)
+        found: dict[str, Any] = json.loads(data)
     except (OSError, ValueError):
         raise Mistake(f"'{folder}' holds no finished run: its summary.json is missing or damaged.") from None
     return found
