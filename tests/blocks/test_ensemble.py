@@ -9,9 +9,9 @@ from torch import nn
 
 from kilter.blocks import ensemble
 from kilter.blocks.posterior import (
+    deviation_of,
     dirichlet,
-    recount,
-    spread,
+    refresh_batchnorm,
 )
 from kilter.errors import Mistake
 from kilter.params import average
@@ -25,12 +25,12 @@ SIZES = [100, 300, 600]
 def made(task: Task, kind: str) -> ensemble.Ensemble:
     clients = [task.init(s) for s in range(3)]
     mean = average(zip(clients, SIZES, strict=True))
-    e = ensemble.ensemble(recount(task, mean, bench()), clients)
+    e = ensemble.ensemble(refresh_batchnorm(task, mean, bench()), clients)
     if kind == "gaussian":
-        e["deviation"], e["seeds"] = spread(mean, clients, SIZES, None, 0), [3, 4]
+        e["deviation"], e["seeds"] = deviation_of(mean, clients, SIZES, None, 0), [3, 4]
     else:
         e["shares"] = dirichlet(SIZES, 1, False, 2, np.random.default_rng(0))
-    return ensemble.settle(task, e, bench())
+    return ensemble.with_statistics(task, e, bench())
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "dirichlet"])
@@ -41,7 +41,7 @@ def test_samples_are_the_same_every_time_and_have_their_own_statistics(kind: str
     assert same(first, second)
     assert len(first) == ensemble.size(e) == 1 + 3 + 2
     for w in ensemble.samples(e):
-        assert near(w, recount(task, w, bench()))
+        assert near(w, refresh_batchnorm(task, w, bench()))
         assert float(w["~2.running_var"].min()) > 0
         assert not near(w, e["mean"], 1e-3)
 

@@ -18,7 +18,7 @@ def test_gan_learns_where_the_mass_is():
     ) + 0.1 * torch.randn(500, 2)
     rows = Rows.of(x=x).extend(z=gan.noise(500, 0))
     made = run_one(Fit(gan.loss, gan.init(0), rows, Adam(lr=5e-3, beta1=0.5, epochs=60, batch=64), seed=derive(0)))
-    rows_made = gan.paint(made.params, 400, 1)
+    rows_made = gan.sample(made.params, 400, 1)
     assert rows_made.dtype == torch.float32
     distance = torch.minimum((rows_made - 3).norm(dim=1), (rows_made + 3).norm(dim=1))
     assert distance.median() < 2.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kilter.blocks.label_summary import count, flaw
+from kilter.blocks.label_summary import count, invalid_reason
 from kilter.errors import Mistake
 
 THETA = {"rows": 100, "classes": 10, "theta": torch.tensor([[0.2, 9, 0.1], [0.8, 1.2, 1.3], [0, 0, 0]]).double()}
@@ -28,18 +28,18 @@ def test_what_has_no_classes_cannot_be_counted(y):
 
 
 def test_sound_summaries():
-    assert flaw(THETA, "theta") is None
-    assert flaw(COUNTS, "counts") is None
-    assert flaw(theta([1, 0, 0.01]) | {"rows": 1, "classes": 1}, "theta") is None
+    assert invalid_reason(THETA, "theta") is None
+    assert invalid_reason(COUNTS, "counts") is None
+    assert invalid_reason(theta([1, 0, 0.01]) | {"rows": 1, "classes": 1}, "theta") is None
 
 
 @pytest.mark.parametrize(
     ("summary", "why"),
     [
-        (None, "not one"),
-        (torch.zeros(3), "not one"),
-        (COUNTS, "not one"),  # of the other kind
-        (THETA | {"more": 1}, "not one"),
+        (None, "not a label summary"),
+        (torch.zeros(3), "not a label summary"),
+        (COUNTS, "not a label summary"),  # of the other kind
+        (THETA | {"more": 1}, "not a label summary"),
         (THETA | {"rows": 10**12}, "number of rows"),
         (THETA | {"rows": 0}, "number of rows"),
         (THETA | {"rows": -5}, "number of rows"),
@@ -67,13 +67,13 @@ def test_sound_summaries():
     ],
 )
 def test_a_flawed_mixture_is_refused_with_a_reason(summary, why):
-    assert why in (flaw(summary, "theta") or "")
+    assert why in (invalid_reason(summary, "theta") or "")
 
 
 @pytest.mark.parametrize(
     ("summary", "why"),
     [
-        (THETA, "not one"),
+        (THETA, "not a label summary"),
         (COUNTS | {"counts": torch.tensor([60, 40])}, "whole number for every class"),
         (COUNTS | {"counts": torch.tensor([60.0, 0, 40])}, "whole number"),
         (COUNTS | {"counts": torch.tensor([-60, 120, 40])}, "negative"),
@@ -82,4 +82,4 @@ def test_a_flawed_mixture_is_refused_with_a_reason(summary, why):
     ],
 )
 def test_flawed_counts_are_refused_with_a_reason(summary, why):
-    assert why in (flaw(summary, "counts") or "")
+    assert why in (invalid_reason(summary, "counts") or "")

@@ -13,16 +13,16 @@ from torch.optim.swa_utils import update_bn
 from kilter.blocks import ensemble
 from kilter.blocks.posterior import (
     Moments,
+    deviation_of,
     dirichlet,
     gaussian,
     inputs,
     learning_rate,
     mixture,
-    recount,
-    reweigh,
+    refresh_batchnorm,
+    reweighted,
     sharpen,
-    spread,
-    unit_spread,
+    unit_deviation,
 )
 from kilter.core import Rows
 from kilter.params import average, buffers, weights
@@ -40,10 +40,10 @@ def close(found: object, wanted: object, within: float = 1e-6) -> None:
 def test_b1_gaussian_over_clients() -> None:
     mean = average(zip(THREE, SIZES, strict=True))
     close(mean["w"], [4, 2.6])
-    deviation = spread(mean, THREE, SIZES, None, 0)
+    deviation = deviation_of(mean, THREE, SIZES, None, 0)
     close(deviation["w"] ** 2, [1.8, 3.24])
     close(deviation["w"], [1.341641, 1.8])
-    equal = spread(average((w, 1) for w in THREE), THREE, [1, 1, 1], None, 0)
+    equal = deviation_of(average((w, 1) for w in THREE), THREE, [1, 1, 1], None, 0)
     close(equal["w"] ** 2, [2.666667, 2.666667])
 
 
@@ -56,7 +56,7 @@ def test_b1_samples_are_mean_plus_deviation_times_noise(monkeypatch: pytest.Monk
 
 
 def test_b2_dirichlet_weights() -> None:
-    omega = reweigh([0.2, 0.3, 0.5], SIZES)
+    omega = reweighted([0.2, 0.3, 0.5], SIZES)
     close(omega, [0.048780, 0.219512, 0.731707])
     assert sum(omega) == pytest.approx(1, abs=1e-12)
     close(mixture(THREE, omega)["w"], [4.365854, 3.024390])
@@ -77,7 +77,7 @@ def test_b3_moments_of_the_dirichlet(gamma: float, variance: float, covariance: 
 def test_b3_moments_of_the_gaussian() -> None:
     clients = [{"w": torch.full((100_000,), v)} for v in (1.0, 3.0, 5.0, 7.0)]
     mean = average((w, 1) for w in clients)
-    drawn = gaussian(mean, spread(mean, clients, [1] * 4, None, 0), torch.Generator().manual_seed(0))["w"]
+    drawn = gaussian(mean, deviation_of(mean, clients, [1] * 4, None, 0), torch.Generator().manual_seed(0))["w"]
     assert float(drawn.mean()) == pytest.approx(4, abs=0.03)
     assert float(drawn.var()) == pytest.approx(5, rel=0.03)
 
@@ -136,20 +136,20 @@ def test_b6_moments_of_a_path() -> None:
 def test_b8_spread_within_clients_counts_by_kappa() -> None:
     mean = average(zip(THREE, SIZES, strict=True))
     within = [{"w": torch.tensor(v)} for v in ([0.5, 0.2], [0.4, 0.4], [0.1, 0.3])]
-    close(spread(mean, THREE, SIZES, within, 1)["w"] ** 2, [2.03, 3.56])
+    close(deviation_of(mean, THREE, SIZES, within, 1)["w"] ** 2, [2.03, 3.56])
 
 
 def test_identical_clients_have_no_spread() -> None:
     same_models = [THREE[0]] * 3
     mean = average(zip(same_models, SIZES, strict=True))
-    drawn = gaussian(mean, spread(mean, same_models, SIZES, None, 0), torch.Generator())
+    drawn = gaussian(mean, deviation_of(mean, same_models, SIZES, None, 0), torch.Generator())
     assert same(drawn, THREE[0])
 
 
 def test_spread_of_unit_steps() -> None:
     """By hand: steps (1, 0) and (0, 3) from 0 have mean length 2, unit steps the mean (.5, .5) and the deviation .5."""
     clients = [{"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([0.0, 3.0])}]
-    centre, deviation = unit_spread({"w": torch.zeros(2), "~n": torch.tensor(1)}, clients)
+    centre, deviation = unit_deviation({"w": torch.zeros(2), "~n": torch.tensor(1)}, clients)
     close(centre["w"], [1, 1])
     close(deviation["w"], [1, 1])
     assert centre.keys() == {"w"}
@@ -161,7 +161,7 @@ def test_spread_of_unit_steps() -> None:
 def test_statistics_are_those_of_torch_without_dropout() -> None:
     task = Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.BatchNorm1d(5), nn.Linear(5, 10)))
     w = task.init(0)
-    found = recount(task, w, bench())
+    found = refresh_batchnorm(task, w, bench())
     net = task.load(w)
     update_bn(list(inputs(bench())), net)
     assert near(found, {ours: net.state_dict()[name] for name, ours in task.names.items()})
@@ -172,11 +172,11 @@ def test_statistics_do_not_depend_on_chance_or_on_what_they_were() -> None:
     task = normed_task()  # with dropout
     w = task.init(0)
     torch.manual_seed(1)
-    first = recount(task, w, bench())
+    first = refresh_batchnorm(task, w, bench())
     worse = w | {k: v + 5 for k, v in buffers(w).items()}
-    assert same(recount(task, worse, bench()), first)
-    assert recount(task, w, bench().take(torch.arange(1))) is w  # one row has no variance
-    assert recount(method("fedavg").task, w, bench()) is w
+    assert same(refresh_batchnorm(task, worse, bench()), first)
+    assert refresh_batchnorm(task, w, bench().take(torch.arange(1))) is w  # one row has no variance
+    assert refresh_batchnorm(method("fedavg").task, w, bench()) is w
 
 
 def test_batches_are_even() -> None:

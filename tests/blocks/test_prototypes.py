@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kilter.blocks.prototypes import NEVER, class_means, consensus, likeness
+from kilter.blocks.prototypes import NEVER, class_means, consensus, similarity
 
 
 def test_class_means() -> None:
@@ -24,5 +24,5 @@ def test_the_consensus_is_over_clients_that_have_the_class() -> None:
 
 
 def test_a_class_nobody_has_is_never_predicted() -> None:
-    out = likeness(torch.tensor([[0.0, -1.0]]), torch.zeros(3, 2), torch.tensor([True, True, False]), 0.07)
+    out = similarity(torch.tensor([[0.0, -1.0]]), torch.zeros(3, 2), torch.tensor([True, True, False]), 0.07)
     assert out.tolist() == [[0, 0, NEVER]]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from kilter.blocks import secret_sharing as secret
+from kilter.blocks import secret_sharing
 from kilter.blocks.secret_sharing import P
 
 tensors = st.lists(st.floats(-1000, 1000, width=32), min_size=1, max_size=20).map(torch.tensor)
@@ -18,42 +18,42 @@ tensors = st.lists(st.floats(-1000, 1000, width=32), min_size=1, max_size=20).ma
 
 @given(tensors, st.integers(2, 9))
 def test_ring_shares_add_up_exactly(x, n):
-    ring = secret.to_ring(x, n)
-    assert torch.equal(secret.join(secret.split(ring, n)), ring)
-    assert (secret.from_ring(ring) - x.double()).abs().max() <= 2.0**-33
+    ring = secret_sharing.to_ring(x, n)
+    assert torch.equal(secret_sharing.join(secret_sharing.split(ring, n)), ring)
+    assert (secret_sharing.from_ring(ring) - x.double()).abs().max() <= 2.0**-33
 
 
 @given(st.lists(st.floats(-1000, 1000, width=32), min_size=2, max_size=6))
 def test_sums_of_shares_are_shares_of_sums(numbers):
     values, n = [torch.tensor([v]) for v in numbers], len(numbers)
-    shares = [secret.split(secret.to_ring(v, n), n) for v in values]
-    sums = [secret.join([s[j] for s in shares]) for j in range(n)]
+    shares = [secret_sharing.split(secret_sharing.to_ring(v, n), n) for v in values]
+    sums = [secret_sharing.join([s[j] for s in shares]) for j in range(n)]
     exact = sum(v.double() for v in values)
-    assert float((secret.from_ring(secret.join(sums)) - exact).abs()) <= n * 2.0**-33
+    assert float((secret_sharing.from_ring(secret_sharing.join(sums)) - exact).abs()) <= n * 2.0**-33
 
 
 def test_fewer_than_all_ring_shares_are_uniform_whatever_the_secret():
     """Every proper subset's sum, for two very different secrets, over the top byte: a chi-squared test."""
     n, draws = 3, 40_000
     for value in (0.0, 123456.789):
-        shares = secret.split(secret.to_ring(torch.full((draws,), value), n), n)
+        shares = secret_sharing.split(secret_sharing.to_ring(torch.full((draws,), value), n), n)
         for k in (1, 2):
             for some in combinations(range(n), k):
-                top = (secret.join([shares[j] for j in some]) >> 56).numpy() & 255
+                top = (secret_sharing.join([shares[j] for j in some]) >> 56).numpy() & 255
                 assert stats.chisquare(np.bincount(top, minlength=256)).pvalue > 1e-6
 
 
 def test_two_splits_of_one_secret_share_nothing():
-    x = secret.to_ring(torch.ones(1000), 3)
-    a, b = secret.split(x, 3), secret.split(x, 3)
+    x = secret_sharing.to_ring(torch.ones(1000), 3)
+    a, b = secret_sharing.split(x, 3), secret_sharing.split(x, 3)
     assert all(not torch.equal(p, q) for p, q in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize("shared", [secret.to_ring, secret.to_field])
+@pytest.mark.parametrize("shared", [secret_sharing.to_ring, secret_sharing.to_field])
 def test_what_could_wrap_around_is_refused(shared):
     shared(torch.tensor([1e6]), 10)
     for bad in (1e12, float("nan"), float("inf")):
-        with pytest.raises(secret.Overflow):
+        with pytest.raises(secret_sharing.Overflow):
             shared(torch.tensor([0.0, bad]), 10)
 
 
@@ -67,7 +67,7 @@ def test_s5_additive_masks_by_hand():
 
 def test_scalar_shares_leak_the_direction_and_sum_up():
     x = {"layer": torch.randn(100)}
-    shares = secret.scalar_shares(x, 3, torch.Generator().manual_seed(0))
+    shares = secret_sharing.scalar_shares(x, 3, torch.Generator().manual_seed(0))
     assert torch.allclose(sum(s["layer"] for s in shares), x["layer"], atol=1e-6)
     for s in shares:
         assert torch.cosine_similarity(s["layer"], x["layer"], dim=0) > 0.999999
@@ -75,41 +75,41 @@ def test_scalar_shares_leak_the_direction_and_sum_up():
 
 def test_ring_shares_do_not_leak_the_direction():
     x = torch.randn(10_000)
-    for share in secret.split(secret.to_ring(x, 3), 3):
+    for share in secret_sharing.split(secret_sharing.to_ring(x, 3), 3):
         assert abs(float(torch.cosine_similarity(share.double(), x.double(), dim=0))) < 0.05
 
 
 @given(st.integers(0, P - 1), st.integers(0, P - 1))
 def test_field_multiplication(a, b):
-    assert int(secret._times(np.array([a], dtype=np.uint64), np.uint64(b))[0]) == a * b % P
+    assert int(secret_sharing._times(np.array([a], dtype=np.uint64), np.uint64(b))[0]) == a * b % P
 
 
 @given(tensors, st.integers(2, 6), st.data())
 def test_any_threshold_of_shares_recovers(x, n, data):
     t = data.draw(st.integers(2, n))
-    shares = secret.deal(secret.to_field(x, n), n, t)
+    shares = secret_sharing.deal(secret_sharing.to_field(x, n), n, t)
     who = data.draw(st.permutations(range(1, n + 1)))[: data.draw(st.integers(t, n))]
-    back = secret.from_field(secret.recover({j: shares[j - 1] for j in who}))
+    back = secret_sharing.from_field(secret_sharing.recover({j: shares[j - 1] for j in who}))
     assert (back - x.double()).abs().max() <= 2.0**-33
 
 
 def test_threshold_shares_below_the_threshold_are_uniform():
-    x = secret.to_field(torch.full((40_000,), 7.0), 5)
-    for share in secret.deal(x, 5, 3)[:3]:
+    x = secret_sharing.to_field(torch.full((40_000,), 7.0), 5)
+    for share in secret_sharing.deal(x, 5, 3)[:3]:
         assert stats.chisquare(np.bincount((share >> np.uint64(53)).astype(int), minlength=256)).pvalue > 1e-6
 
 
 def test_fewer_than_threshold_do_not_recover():
     random.seed(0)
-    x = secret.to_field(torch.ones(50), 5)
-    shares = secret.deal(x, 5, 3)
-    wrong = secret.recover({1: shares[0], 2: shares[1]})
+    x = secret_sharing.to_field(torch.ones(50), 5)
+    shares = secret_sharing.deal(x, 5, 3)
+    wrong = secret_sharing.recover({1: shares[0], 2: shares[1]})
     assert (wrong != x).all()
 
 
 def test_sums_of_threshold_shares():
     a, b = torch.randn(30), torch.randn(30)
-    deals = [secret.deal(secret.to_field(v, 4), 4, 3) for v in (a, b)]
-    sums = [secret.field_sum([d[j].view(np.int64) for d in deals]).view(np.uint64) for j in range(4)]
-    back = secret.from_field(secret.recover({j + 1: sums[j] for j in (0, 2, 3)}))
+    deals = [secret_sharing.deal(secret_sharing.to_field(v, 4), 4, 3) for v in (a, b)]
+    sums = [secret_sharing.field_sum([d[j].view(np.int64) for d in deals]).view(np.uint64) for j in range(4)]
+    back = secret_sharing.from_field(secret_sharing.recover({j + 1: sums[j] for j in (0, 2, 3)}))
     assert torch.allclose(back, a.double() + b.double(), atol=1e-8)

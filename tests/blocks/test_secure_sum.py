@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kilter.blocks.secure_sum import SCHEMES, desk, quantised
+from kilter.blocks.secure_sum import SCHEMES, quantised, scratch
 from kilter.core import Node, Post
 
 
@@ -32,7 +32,7 @@ def post(letters):
 def protocol(share, lose=lambda stage, sender: False):
     nodes, models_, sigma, scheme = three(share)
     sigma = {c: quantised(s) for c, s in sigma.items()}
-    desk(nodes["A"])["asked"] = sigma
+    scratch(nodes["A"])["asked"] = sigma
     boxes = post({"A": scheme.request(nodes["A"], sigma)})
     holders = nodes if share == "once" else {n: nodes[n] for n in "BCD"}
     zero = {"w": torch.zeros(3)}

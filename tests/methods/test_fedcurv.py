@@ -31,7 +31,7 @@ def test_the_pull_is_the_same_both_ways() -> None:
     v = {"w": i1["w"] * t1["w"] + i2["w"] * t2["w"]}
     const = (i1["w"] * t1["w"] ** 2 + i2["w"] * t2["w"] ** 2).sum().item()
     assert apart == pytest.approx(4.25)
-    assert curv(linear_task([0.0, 0.0])).pull(theta, u, v).item() + const == pytest.approx(4.25)
+    assert curv(linear_task([0.0, 0.0])).penalty(theta, u, v).item() + const == pytest.approx(4.25)
 
 
 @pytest.mark.parametrize(("rounds", "lam"), [(1, 5.0), (3, 0.0)])

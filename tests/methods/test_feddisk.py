@@ -7,7 +7,7 @@ import torch
 
 from kilter import SGD, Data, Mistake, Rows, Simulation, Task, federate
 from kilter.blocks.density.made import MADE, density_task
-from kilter.blocks.density.ratio import by_judge, effective_size, mean_one
+from kilter.blocks.density.ratio import effective_size, normalised, weights_by_classifier
 from kilter.core import Node
 from kilter.data.partitions import noise_std
 from kilter.methods.feddisk import FedDisk
@@ -73,9 +73,11 @@ def test_loss_is_divided_by_rows_and_weights_are_clipped():  # D11
     task = linear_task([1.0])
     batch = {"x": torch.zeros(3, 1), "y": torch.tensor([[1.0], [2.0], [4.0]]), "weight": torch.tensor([0.5, 1.5, 2.0])}
     assert float(task.loss(task.init(0), batch)) == pytest.approx(3.833333, abs=1e-6)
-    a = by_judge(torch.tensor([1e-4, 0.3, 0.5, 0.9, 0.9999], dtype=torch.float64), delta=0.01).clamp(0.1, 10)
+    a = weights_by_classifier(torch.tensor([1e-4, 0.3, 0.5, 0.9, 0.9999], dtype=torch.float64), delta=0.01).clamp(
+        0.1, 10
+    )
     assert close(a, [0.1, 0.428571, 1, 9, 10])
-    assert close(mean_one(a, 0.1, 10), [0.024356, 0.104384, 0.243563, 2.192067, 2.435630])
+    assert close(normalised(a, 0.1, 10), [0.024356, 0.104384, 0.243563, 2.192067, 2.435630])
 
 
 # The method ---------------------------------------------------------------------------------------------------------

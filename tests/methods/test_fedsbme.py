@@ -114,7 +114,7 @@ def test_samples_keep_off_batch_norm(settings: dict[str, Any]) -> None:
     assert ensemble.size(e) == 1 + 4 + 4
     for w in ensemble.samples(e):
         assert float(w["~body.2.running_var"].min()) > 0
-        assert same(buffers(w), buffers(ensemble.recount(method.task, w, public())))
+        assert same(buffers(w), buffers(ensemble.refresh_batchnorm(method.task, w, public())))
         assert not near(weights(w), weights(e["mean"]), 1e-3)
 
 

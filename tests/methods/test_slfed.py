@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kilter import Mistake, federate
-from kilter.blocks.secure_sum import SCHEMES, desk
+from kilter.blocks.secure_sum import SCHEMES, scratch
 from kilter.core import Node, Post
 from kilter.methods.slfed import SLFed, cosine
 from kilter.runtimes.simulation import Simulation
@@ -92,7 +92,7 @@ def test_uncertainty_falls_with_contacts_alone():
 
 def test_only_direct_opinions_travel():
     node = Node("A", None, round=1, step="opine", peers=("B", "C"))
-    desk(node).update(mine=torch.tensor([3, 4]), yours={"B": 1.0})
+    scratch(node).update(mine=torch.tensor([3, 4]), yours={"B": 1.0})
     node.state |= {"known": {"C": (0.9, 0.0, 0.1)}, "evidence": {}}
     told = method().opine(node, {"B": torch.tensor([3, 4])})
     assert set(told) == {"B"}

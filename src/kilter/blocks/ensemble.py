@@ -1,14 +1,14 @@
-"""An ensemble of models, {mean} U clients U samples, kept as a recipe: no more than one sampled model exists at any time."""
+"""An ensemble of models, {mean} U clients U samples. Samples are stored as a recipe: only one exists in memory at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
-from kilter.blocks.posterior import gaussian, inputs, mixture, recount
+from kilter.blocks.posterior import gaussian, inputs, mixture, refresh_batchnorm
 from kilter.core import Params, Rows
 from kilter.metrics import entropy
 from kilter.params import buffers
@@ -17,35 +17,35 @@ from kilter.tasks import Task
 
 
 class Ensemble(TypedDict):
-    """A plain tree, so it can be sent, kept and checkpointed. Samples are Gaussian (seeds) or mixtures of clients (shares)."""
+    """A plain tree that can be sent and checkpointed. Samples are Gaussian (`seeds`) or mixtures of clients (`shares`)."""
 
     mean: Params
     clients: list[Params]
-    centre: Params  # of Gaussian samples where it is not the mean
+    centre: Params  # of Gaussian samples; empty: the mean
     deviation: Params  # of Gaussian samples
-    seeds: list[int]  # one a Gaussian sample
-    shares: list[list[float]]  # of the clients in each mixture
-    statistics: list[Params]  # BatchNorm's, one a sample
+    seeds: list[int]  # one for each Gaussian sample
+    shares: list[list[float]]  # for each mixture, one share for each client
+    statistics: list[Params]  # BatchNorm's, one for each sample
 
 
 def ensemble(mean: Params, clients: list[Params]) -> Ensemble:
-    """The mean and the clients, no samples yet."""
+    """An ensemble of the mean and the clients, without samples."""
     return Ensemble(mean=mean, clients=clients, centre={}, deviation={}, seeds=[], shares=[], statistics=[])
 
 
 def samples(e: Ensemble) -> Iterator[Params]:
-    """Every sample, made anew, one at a time; with its BatchNorm statistics once they are known (`settle`)."""
-    drawn: list[Any] = [*e["seeds"], *e["shares"]]
-    for how, own in zip(drawn, e["statistics"] or [{}] * len(drawn), strict=True):
-        if isinstance(how, int):
-            yield gaussian(e["mean"] | e["centre"], e["deviation"], generator(how)) | own
+    """Compute the samples, one at a time, with their BatchNorm statistics if `with_statistics` has added them."""
+    recipes: list[int | list[float]] = [*e["seeds"], *e["shares"]]
+    for recipe, statistics in zip(recipes, e["statistics"] or [{}] * len(recipes), strict=True):
+        if isinstance(recipe, int):
+            yield gaussian(e["mean"] | e["centre"], e["deviation"], generator(recipe)) | statistics
         else:
-            yield mixture(e["clients"], how) | own
+            yield mixture(e["clients"], recipe) | statistics
 
 
-def settle(task: Task, e: Ensemble, rows: Rows) -> Ensemble:
-    """With the samples' BatchNorm statistics, computed on these rows."""
-    return {**e, "statistics": [buffers(recount(task, w, rows)) for w in samples(e)]}
+def with_statistics(task: Task, e: Ensemble, rows: Rows) -> Ensemble:
+    """The ensemble with the BatchNorm statistics of its samples, computed on these rows."""
+    return {**e, "statistics": [buffers(refresh_batchnorm(task, w, rows)) for w in samples(e)]}
 
 
 def members(e: Ensemble) -> Iterator[Params]:
@@ -56,13 +56,13 @@ def members(e: Ensemble) -> Iterator[Params]:
 
 
 def size(e: Ensemble) -> int:
-    """How many members."""
+    """The number of members."""
     return 1 + len(e["clients"]) + len(e["seeds"]) + len(e["shares"])
 
 
 @torch.no_grad()
 def probabilities(task: Task, e: Ensemble, rows: Rows) -> Tensor:
-    """p(y|x) = the mean over members of softmax(f(x)), (rows, classes). Never the softmax of mean logits."""
+    """p(y|x), (rows, classes): the mean over members of softmax(f(x)), not the softmax of the mean logits."""
     total: Tensor | None = None
     for w in members(e):
         p = torch.cat([torch.softmax(task.outputs(w, x), 1) for x in inputs(rows)])
@@ -72,6 +72,6 @@ def probabilities(task: Task, e: Ensemble, rows: Rows) -> Tensor:
 
 
 def predict(task: Task, e: Ensemble, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Class probabilities of these inputs, and how uncertain each is: the predictive entropy in 0..1, as a share of ln C."""
+    """Class probabilities of these inputs, and the uncertainty of each: its predictive entropy divided by ln C, in 0..1."""
     p = probabilities(task, e, Rows.of(x=x))
     return p, entropy(p)

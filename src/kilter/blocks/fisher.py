@@ -1,4 +1,4 @@
-"""Fisher information, its diagonal, from the gradient of every row by itself."""
+"""The diagonal of the Fisher information, from the gradient of each row."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kilter.core import Params, Rows
 from kilter.params import buffers, count, weights, zeros
 from kilter.tasks import Task
 
-HELD = 2**24  # numbers of gradients in memory at once
+HELD = 2**24  # numbers in the gradients that are in memory at once
 
 
 def fisher(task: Task, params: Params, rows: Rows) -> Params:
-    """I = (1/n) sum_i (d loss_i / d theta)^2 over these rows, in evaluation mode; names are those of the weights.
+    """I = (1/n) sum_i (d loss_i / d theta)^2 over these rows, in evaluation mode, for each weight.
 
-    The mean of squares, not the square of a mean: gradients of opposite rows must not cancel.
+    This is the mean of squares, not the square of the mean: gradients of different rows must not cancel.
     """
     theta, rest = weights(params), buffers(params)
 

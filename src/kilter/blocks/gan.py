@@ -1,4 +1,4 @@
-"""A weak vanilla GAN (Goodfellow et al. 2014), whose pictures stand in for a node's data without being any of its rows."""
+"""A small GAN (Goodfellow et al. 2014). Its samples stand in for a node's data."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from kilter.core import Batch, Params, Tree
 from kilter.seeds import derive, generator
 
 LATENT = 32
-PICTURES, ROWS = "image", "table"
 
 
 class GAN:
-    """Generator and discriminator as one flat dict, trained together by one pure loss, so it is an ordinary `Fit`.
+    """Generator and discriminator as one flat dict, trained together with one pure loss, so that training is an ordinary `Fit`.
 
-    Images (C, H, W) in 0..1 end in a sigmoid; tables (F,) of real values do not. Both networks have one hidden layer: what is
-    wanted is the mix of classes and styles, not beauty, at less than the classifier's cost.
+    The generator ends in a sigmoid for images (C, H, W) in 0..1, and is linear for tables (F,). Both networks have one hidden
+    layer: samples must show the mix of classes, not look good, and must cost less than the classifier.
     """
 
     def __init__(self, shape: tuple[int, ...], width: int = 64) -> None:
         self.shape = shape
-        self.kind = PICTURES if len(shape) == 3 else ROWS
+        self.is_image = len(shape) == 3
         size = int(torch.tensor(shape).prod())
-        last = [nn.Sigmoid()] if self.kind == PICTURES else []
+        last = [nn.Sigmoid()] if self.is_image else []
         self._nets = nn.ModuleDict(
             {
                 "g": nn.Sequential(nn.Linear(LATENT, width), nn.ReLU(), nn.Linear(width, size), *last),
@@ -34,7 +33,7 @@ class GAN:
         )
 
     def init(self, seed: int) -> Params:
-        """Fresh networks from this seed."""
+        """Initial weights from this seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(seed, "gan"))
             for layer in self._nets.modules():
@@ -48,19 +47,19 @@ class GAN:
         return out
 
     def noise(self, rows: int, *purpose: int | str) -> Tensor:
-        """Latent points, one a row: the column `z` of a fit."""
+        """Latent vectors, one for each row: the column `z` of a fit."""
         return torch.randn(rows, LATENT, generator=generator(*purpose, "latent"))
 
     def loss(self, params: Params, batch: Batch, _: Tree = None) -> Tensor:
-        """Both players' losses, each with the other held still: -ln D(x) - ln(1 - D(G(z))) and -ln D(G(z))."""
+        """The sum of both losses, each with the other network fixed: -ln D(x) - ln(1 - D(G(z))) and -ln D(G(z))."""
         real, fake = batch["x"].flatten(1), self._run("g", params, batch["z"])
-        still = {k: v.detach() for k, v in params.items() if k.startswith("d.")}
-        judge = softplus(-self._run("d", params, real)) + softplus(self._run("d", params, fake.detach()))
-        forge = softplus(-self._run("d", still, fake))
-        return (judge + forge).mean()
+        fixed = {k: v.detach() for k, v in params.items() if k.startswith("d.")}
+        discriminator = softplus(-self._run("d", params, real)) + softplus(self._run("d", params, fake.detach()))
+        generator_ = softplus(-self._run("d", fixed, fake))
+        return (discriminator + generator_).mean()
 
     @torch.no_grad()
-    def paint(self, params: Params, count: int, *purpose: int | str) -> Tensor:
-        """Pictures as bytes (N, C, H, W), or rows of a table as floats (N, F)."""
-        made = self._run("g", params, self.noise(count, *purpose)).reshape(count, *self.shape)
-        return (made * 255).round().to(torch.uint8) if self.kind == PICTURES else made
+    def sample(self, params: Params, count: int, *purpose: int | str) -> Tensor:
+        """Images as bytes (N, C, H, W), or rows of a table as floats (N, F)."""
+        rows = self._run("g", params, self.noise(count, *purpose)).reshape(count, *self.shape)
+        return (rows * 255).round().to(torch.uint8) if self.is_image else rows

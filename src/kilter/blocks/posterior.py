@@ -1,6 +1,6 @@
 """Distributions over models: moments of a path of weights (SWA), Gaussian and Dirichlet posteriors, learning rates by round.
 
-Only weights are spread and sampled. BatchNorm's statistics are averaged where models are, and then computed anew (`recount`).
+Only weights are sampled. BatchNorm's statistics are averaged like weights, and then recomputed (`refresh_batchnorm`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kilter.params import apply, average, scale, weights, zeros
 from kilter.tasks import EVAL_BATCH, Task
 from kilter.train import Plan
 
-LEAST = 1e-30  # variance
+LEAST = 1e-30  # smallest variance
 Schedule = Literal["fedbe", "literal", "constant"]
 FEDBE = ((3, 0.2), (6, 0.1), (9, 0.01))  # (tenths of the rounds, factor)
 LITERAL = ((3, 0.9), (6, 0.6), (9, 0.3))
@@ -28,7 +28,7 @@ LITERAL = ((3, 0.9), (6, 0.6), (9, 0.3))
 
 
 class Moments:
-    """Running mean and variance of snapshots: mean <- (c mean + w)/(c + 1), and so the squares; memory of two models.
+    """Running mean and variance of models: mean <- (c mean + w)/(c + 1), and likewise the squares. Holds two models.
 
     >>> path = Moments(squares=True)
     >>> for w in (1.0, 2.0, 4.0):
@@ -49,14 +49,14 @@ class Moments:
             self._squares = zeros(weights(w)) if self._squares is not None else None
             return
         for k, mean in self.mean.items():
-            if mean.is_floating_point():  # counters are the first's
+            if mean.is_floating_point():  # integer counters stay those of the first model
                 away = w[k] - mean
                 mean.lerp_(w[k], 1 / self.count)
                 if self._squares is not None and k in self._squares:
                     self._squares[k].addcmul_(away, w[k] - mean)
 
     def variance(self) -> Params | None:
-        """Of the weights; None if squares were not asked for."""
+        """The variance of the weights; None without `squares`."""
         return None if self._squares is None else scale(self._squares, 1 / self.count)
 
 
@@ -70,9 +70,10 @@ def swa(
     rows: Rows | None = None,
     **columns: Tensor,
 ) -> Generator[Fit, Params, tuple[Params, Params | None, int]]:
-    """Stochastic weight averaging: moments of w after each epoch from the share `start` of the epochs on, and of how many.
+    """Stochastic weight averaging. Returns the mean, the variance and the number of the models that were averaged.
 
-    Epochs that are averaged are fits of their own, so momentum begins anew in each. `start` >= 1 is one plain fit.
+    Training runs for the share `start` of the epochs without averaging, and then averages the model after each epoch. Each of
+    these epochs is a fit of its own, so momentum restarts in each. `start` >= 1 is one plain fit.
     """
     rows = node.data.train if rows is None else rows
     before = min(int(start * plan.epochs), plan.epochs)
@@ -88,16 +89,16 @@ def swa(
 
 
 def inputs(rows: Rows) -> Iterator[Tensor]:
-    """The column x, in even batches."""
+    """The column x in batches of nearly equal size."""
     for at in torch.arange(len(rows)).tensor_split(-(-len(rows) // EVAL_BATCH)):
         yield rows.batch(at)["x"]
 
 
 @torch.no_grad()
-def recount(task: Task, w: Params, rows: Rows) -> Params:
-    """w with BatchNorm's statistics computed anew on these rows: their mean over batches, dropout off.
+def refresh_batchnorm(task: Task, w: Params, rows: Rows) -> Params:
+    """Recompute BatchNorm's statistics on these rows: the mean over batches, without dropout.
 
-    As torch.optim.swa_utils.update_bn does it (a test compares), but that one leaves dropout on.
+    The same as torch.optim.swa_utils.update_bn (a test compares them), except that update_bn leaves dropout on.
     """
     net = task.load(w)
     layers = [m for m in net.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
@@ -105,7 +106,7 @@ def recount(task: Task, w: Params, rows: Rows) -> Params:
         return w
     for layer in layers:
         layer.reset_running_stats()
-        layer.momentum = None  # the plain mean
+        layer.momentum = None  # use the plain mean over batches
         layer.train()
     for x in inputs(rows):
         net(task.standard(x))
@@ -115,7 +116,7 @@ def recount(task: Task, w: Params, rows: Rows) -> Params:
 # Posteriors over clients --------------------------------------------------------------------------------------------
 
 
-def spread(
+def deviation_of(
     mean: Params, clients: Sequence[Params], sizes: Sequence[float], within: Sequence[Params] | None, kappa: float
 ) -> Params:
     """Standard deviation of the weights over clients, by the law of total variance.
@@ -133,10 +134,10 @@ def spread(
     return apply(lambda v: v.clamp_(min=LEAST).sqrt_(), total)
 
 
-def unit_spread(base: Params, clients: Sequence[Params]) -> tuple[Params, Params]:
-    """Centre and deviation as FedBE's code has them, tensor by tensor: of the clients' steps d_i, each scaled to length one.
+def unit_deviation(base: Params, clients: Sequence[Params]) -> tuple[Params, Params]:
+    """Centre and deviation as in FedBE's code, tensor by tensor, from the clients' updates d_i scaled to unit length.
 
-    u_i = d_i / |d_i|; centre = base + L mean(u), deviation = L sqrt(max(var(u), 1e-5)), L = mean |d_i|. Sizes do not count.
+    u_i = d_i / |d_i|; centre = base + L mean(u), deviation = L sqrt(max(var(u), 1e-5)), L = mean |d_i|. Client sizes are ignored.
     """
     centre, deviation = {}, {}
     for k, start in weights(base).items():
@@ -149,14 +150,14 @@ def unit_spread(base: Params, clients: Sequence[Params]) -> tuple[Params, Params
 
 
 def gaussian(centre: Params, deviation: Params, rng: torch.Generator) -> Params:
-    """One sample: centre + deviation eps for weights; the rest of the centre as it is."""
+    """One sample: centre + deviation eps for weights. Buffers are those of the centre."""
     return centre | apply(lambda s, m: torch.randn(m.shape, generator=rng).mul_(s).add_(m), deviation, centre)
 
 
-def reweigh(g: Sequence[float], sizes: Sequence[float]) -> list[float]:
+def reweighted(g: Sequence[float], sizes: Sequence[float]) -> list[float]:
     """omega_i = g_i |D_i| / sum_j g_j |D_j|.
 
-    >>> [round(o, 6) for o in reweigh([0.2, 0.3, 0.5], [100, 300, 600])]
+    >>> [round(o, 6) for o in reweighted([0.2, 0.3, 0.5], [100, 300, 600])]
     [0.04878, 0.219512, 0.731707]
     """
     total = sum(a * n for a, n in zip(g, sizes, strict=True))
@@ -166,17 +167,17 @@ def reweigh(g: Sequence[float], sizes: Sequence[float]) -> list[float]:
 def dirichlet(
     sizes: Sequence[float], gamma: float, by_size: bool, samples: int, rng: np.random.Generator
 ) -> list[list[float]]:
-    """Shares of the clients in each sample: g ~ Dir(gamma, ...) reweighed by size, or omega ~ Dir(gamma |S| pi) directly.
+    """Shares of the clients in each sample: g ~ Dir(gamma, ...) weighted by size, or omega ~ Dir(gamma |S| pi) with `by_size`.
 
-    The first has not the mean |D_i| / |D| once sizes differ; the second has.
+    Only the second has the mean |D_i| / |D| when sizes differ.
     """
     if by_size:
         return rng.dirichlet([gamma * len(sizes) * n / sum(sizes) for n in sizes], samples).tolist()
-    return [reweigh(g, sizes) for g in rng.dirichlet([gamma] * len(sizes), samples).tolist()]
+    return [reweighted(g, sizes) for g in rng.dirichlet([gamma] * len(sizes), samples).tolist()]
 
 
 def mixture(clients: Sequence[Params], shares: Sequence[float]) -> Params:
-    """sum_i omega_i theta_i, in the hull of the clients."""
+    """sum_i omega_i theta_i, a point in the convex hull of the clients."""
     return average(zip(clients, shares, strict=True))
 
 
@@ -184,10 +185,10 @@ def mixture(clients: Sequence[Params], shares: Sequence[float]) -> Params:
 
 
 def learning_rate(schedule: Schedule, base: float, r: int, rounds: int) -> float:
-    """The rate of round r = 0, 1, ... of so many.
+    """The learning rate in round r = 0, 1, ..., rounds - 1.
 
-    fedbe: half of it in round 0, then all, a fifth after 30 % of the rounds, a tenth after 60 %, a hundredth after 90 %.
-    literal: .9, .6, .3 of it from 30, 60, 90 % on, FEDSBME's text taken at its word.
+    fedbe: 0.5 of the base rate in round 0, then 1, then 0.2, 0.1 and 0.01 after 30, 60 and 90 % of the rounds.
+    literal: 0.9, 0.6 and 0.3 of the base rate from 30, 60 and 90 % of the rounds on, as FEDSBME's text says.
 
     >>> [learning_rate("fedbe", 0.01, r, 100) for r in (0, 1, 30, 31)]
     [0.005, 0.01, 0.01, 0.002]
@@ -202,7 +203,7 @@ def learning_rate(schedule: Schedule, base: float, r: int, rounds: int) -> float
 
 
 def sharpen(p: Tensor, temperature: float) -> Tensor:
-    """p^(1/T), normalised by row.
+    """p^(1/T), normalised for each row.
 
     >>> sharpen(torch.tensor([[0.5, 0.3, 0.2]]), 0.5)
     tensor([[0.6579, 0.2368, 0.1053]])

@@ -1,11 +1,11 @@
-"""Secret shares of models: any set of fewer than all shares of a number is uniformly random, and sums of shares are shares of sums.
+"""Secret shares of numbers. Any incomplete set of shares is uniformly random, and the sum of shares is a share of the sum.
 
-Ring shares (`split`, `join`): a number x becomes the integer round(x 2^f) modulo 2^64; n - 1 shares are drawn uniformly from the
-ring and the last is what is missing. The draws come from the operating system, not from the run's seed, which everybody knows;
-results do not depend on them, for the sum is exact.
+Ring shares (`split`, `join`): a number x becomes the integer round(x 2^f) modulo 2^64. n - 1 shares are drawn uniformly from the
+ring, and the last is the difference. Random numbers come from the operating system, not from the run's seed, which everybody
+knows. Results do not depend on them, because the sum is exact.
 
-Threshold shares (`deal`, `recover`): Shamir's, in the field of the prime p = 2^61 - 1: a polynomial of degree t - 1 with the number
-at 0, its values at 1..n. Any t shares give the number, any t - 1 are uniformly random.
+Threshold shares (`deal`, `recover`): Shamir's scheme in the field of the prime p = 2^61 - 1. The shares are the values at 1..n of a
+random polynomial of degree t - 1 whose value at 0 is the number. Any t shares give the number; any t - 1 are uniformly random.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from torch import Tensor
 
 from kilter.core import Params
 
-FRACTION = 32  # bits behind the point: numbers are exact to 2^-33
+FRACTION = 32  # fractional bits: numbers are exact to 2^-33
 P = 2**61 - 1  # a Mersenne prime: reduction is a shift and an add
 Field = NDArray[np.uint64]
 
 
 class Overflow(ValueError):
-    """A number too large to be shared: nothing was sent."""
+    """A number is too large to be shared. Nothing was sent."""
 
 
 def uniform(shape: Sequence[int]) -> Tensor:
@@ -37,12 +37,10 @@ def uniform(shape: Sequence[int]) -> Tensor:
 
 
 def to_ring(x: Tensor, parties: int, fraction: int = FRACTION) -> Tensor:
-    """x as an integer modulo 2^64, refused if a sum over this many parties could wrap around."""
+    """x as an integer modulo 2^64; refused if a sum over this many parties could overflow."""
     limit = 2.0 ** (62 - fraction) / max(parties, 1)
     if not bool((x.abs() < limit).all()):
-        raise Overflow(
-            f"a number beyond {limit:.3g} cannot be shared among {parties} with {fraction} bits behind the point"
-        )
+        raise Overflow(f"a number beyond {limit:.3g} cannot be shared among {parties} with {fraction} fractional bits")
     return (x.double() * 2.0**fraction).round().to(torch.int64)
 
 
@@ -52,7 +50,7 @@ def from_ring(x: Tensor, fraction: int = FRACTION) -> Tensor:
 
 
 def split(x: Tensor, parties: int) -> list[Tensor]:
-    """Shares of an integer tensor: the first is one's own, all are needed."""
+    """Shares of an integer tensor; the first is the owner's. All are needed to recover it."""
     masks = [uniform(x.shape) for _ in range(parties - 1)]
     own = x.clone()
     for mask in masks:
@@ -69,7 +67,7 @@ def join(shares: Sequence[Tensor]) -> Tensor:
 
 
 def scalar_shares(x: Params, parties: int, rng: torch.Generator) -> list[Params]:
-    """As SLFed prints it: random fractions of each layer, summing to one. They hide nothing but a scale."""
+    """Random fractions of each layer that sum to one, as printed in SLFed. They hide nothing but a scale factor."""
     fractions = {name: torch.rand(parties, generator=rng) for name in x}
     return [{name: v * (fractions[name][k] / fractions[name].sum()) for name, v in x.items()} for k in range(parties)]
 
@@ -95,12 +93,10 @@ def _times(a: Field, b: Field | np.uint64) -> Field:
 
 
 def to_field(x: Tensor, parties: int, fraction: int = FRACTION) -> Field:
-    """x as an element of the field; negative numbers are p minus."""
+    """x as an element of the field; -x is represented by p - x."""
     limit = 2.0 ** (59 - fraction) / max(parties, 1)
     if not bool((x.abs() < limit).all()):
-        raise Overflow(
-            f"a number beyond {limit:.3g} cannot be shared among {parties} with {fraction} bits behind the point"
-        )
+        raise Overflow(f"a number beyond {limit:.3g} cannot be shared among {parties} with {fraction} fractional bits")
     whole = (x.double() * 2.0**fraction).round().to(torch.int64).numpy()
     return np.where(whole < 0, whole + P, whole).astype(np.uint64)
 
@@ -111,7 +107,7 @@ def from_field(x: Field, fraction: int = FRACTION) -> Tensor:
 
 
 def _random_field(shape: Sequence[int]) -> Field:
-    """Uniform below p: draws of 61 bits, the one value too large drawn again."""
+    """Uniform in 0..p-1: 61 random bits; the one value that is too large is drawn again."""
     drawn = uniform(shape).numpy().view(np.uint64) & np.uint64(P)
     while bool((again := drawn == P).any()):
         drawn = np.where(again, uniform(shape).numpy().view(np.uint64) & np.uint64(P), drawn)
@@ -119,7 +115,7 @@ def _random_field(shape: Sequence[int]) -> Field:
 
 
 def field_sum(parts: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
-    """The sum of elements of the field, as the int64 they travel as."""
+    """The sum of field elements, as int64, the type on the wire."""
     total = np.zeros_like(parts[0], dtype=np.uint64)
     for part in parts:
         total = _reduce(total + part.view(np.uint64))
@@ -127,7 +123,7 @@ def field_sum(parts: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
 
 
 def deal(x: Field, parties: int, threshold: int) -> list[Field]:
-    """Shares 1..n of which any `threshold` give x."""
+    """Shares 1..n. Any `threshold` of them give x."""
     if not 1 <= threshold <= parties:
         raise ValueError(f"a threshold of {threshold} for {parties} parties")
     coefficients = [_random_field(x.shape) for _ in range(threshold - 1)]
@@ -141,7 +137,7 @@ def deal(x: Field, parties: int, threshold: int) -> list[Field]:
 
 
 def recover(shares: Mapping[int, Field]) -> Field:
-    """x from enough shares, by their numbers 1..n (Lagrange at 0)."""
+    """x from enough shares, keyed by their numbers 1..n (Lagrange interpolation at 0)."""
     total: Field | None = None
     for j, share in shares.items():
         weight = 1

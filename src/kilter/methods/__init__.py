@@ -1,4 +1,4 @@
-"""One file a method. A file here with a `Method` in it is a method by the file's name; nothing else needs touching."""
+"""One file for each method. To add a method, add a file with a class derived from `Method`: its name is the file's name."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from kilter.plugins import is_file_spec, load_object
 
 @cache
 def methods() -> dict[str, type[Method]]:
-    """Every method by name: ours, and those other packages offer in the entry-point group `kilter.methods`."""
-    found: dict[str, type[Method]] = {}
+    """Every method by name: the built-in ones, and those that other packages offer in the entry-point group `kilter.methods`."""
+    by_name: dict[str, type[Method]] = {}
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
-        (found[info.name.replace("_", "-")],) = (
-            m
-            for m in vars(module).values()
-            if isinstance(m, type) and issubclass(m, Method) and m.__module__ == module.__name__
+        (by_name[info.name.replace("_", "-")],) = (
+            value
+            for value in vars(module).values()
+            if isinstance(value, type) and issubclass(value, Method) and value.__module__ == module.__name__
         )
     for point in entry_points(group="kilter.methods"):
-        found[point.name] = point.load()
-    return found
+        by_name[point.name] = point.load()
+    return by_name
 
 
 def find(name: str) -> type[Method]:
     """A method by its name, or from a user's file: `my_method.py:MyMethod`."""
     if is_file_spec(name):
-        made = load_object(name)
-        if not (isinstance(made, type) and issubclass(made, Method)):
+        kind = load_object(name)
+        if not (isinstance(kind, type) and issubclass(kind, Method)):
             raise Mistake(f"'{name}' is not a method: it must be a class derived from kilter.Method.")
-        if missing := sorted(made.__abstractmethods__):
+        if missing := sorted(kind.__abstractmethods__):
             raise Mistake(f"The method '{name}' has no `{missing[0]}`: define {' and '.join(missing)}.")
-        return made
+        return kind
     if name not in methods():
         raise unknown("method", name, methods())
     return methods()[name]

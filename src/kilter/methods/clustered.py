@@ -7,24 +7,24 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kilter.blocks.clustering import Cluster, bipartition, cosines, of
+from kilter.blocks.clustering import Cluster, bipartition, cosines, model_of
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
 from kilter.options import option
 from kilter.params import average, sub, vector, weights
 
-State = dict[str, Any]  # the clusters, and the longest update of round 1
+State = dict[str, Any]  # "clusters", and "longest": the longest update of round 1
 Reply = tuple[Params, int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clustered(Method):
-    """FedAvg within clusters that are split in two where their clients want to go apart.
+    """FedAvg within clusters. A cluster whose clients pull in different directions is split in two.
 
-    With dW_i = w_i - w_c, a cluster splits when it stands still, |sum_i n_i/n dW_i| < eps1, while some client does not,
-    max_i |dW_i| > eps2: by the cosines of the dW_i, such that the largest one across is small, and if
-    gamma < sqrt((1 - that cosine)/2). Only in a round in which all its clients answered (who is absent cannot be placed).
-    Lengths are in units of round 1's longest update, since absolute ones (the authors' .4 and 1.6) fit one network only.
-    A client uses its cluster's model; there is no global one.
+    With dW_i = w_i - w_c, a cluster splits when its mean has converged, |sum_i n_i/n dW_i| < eps1, but a client has not,
+    max_i |dW_i| > eps2. The two sides minimise the largest cosine between their dW_i, and the split is made only if
+    gamma < sqrt((1 - that cosine)/2) and all clients of the cluster have replied (an absent client cannot be assigned).
+    Lengths are relative to the longest update of round 1, because absolute thresholds (the authors' 0.4 and 1.6) fit one
+    network only. A client uses the model of its cluster; there is no global model.
     Keeps: nothing.  Sends: its model, and how many rows it trained on.
     """
 
@@ -45,7 +45,7 @@ class Clustered(Method):
         return fed.pool(self.train, self.combine, state, to=fed.sample(self.cohort), view=self.view)
 
     def view(self, state: State, node: str) -> Params:
-        return of(state["clusters"], node)
+        return model_of(state["clusters"], node)
 
     @step
     def train(self, node: Node, w: Params) -> Generator[Fit, Params, Reply]:
@@ -55,22 +55,22 @@ class Clustered(Method):
     @step
     def combine(self, hub: Node, state: State, replies: Replies) -> State:
         longest = state["longest"] or max(
-            float((vector(weights(w)) - vector(weights(of(state["clusters"], i)))).norm())
+            float((vector(weights(w)) - vector(weights(model_of(state["clusters"], i)))).norm())
             for i, (w, _) in replies.items()
         )
         clusters = []
         for cluster in state["clusters"]:
-            whole = all(i in replies for i in cluster["ids"])
-            may = whole and len(cluster["ids"]) > 2 and hub.round > self.warm
-            for ids in self.split(cluster, replies, longest) if may else [cluster["ids"]]:
-                came = [replies[i] for i in ids if i in replies]
-                clusters.append({"ids": ids, "w": average(came) if came else cluster["w"]})
+            complete = all(i in replies for i in cluster["ids"])
+            may_split = complete and len(cluster["ids"]) > 2 and hub.round > self.warm
+            for ids in self.split(cluster, replies, longest) if may_split else [cluster["ids"]]:
+                present = [replies[i] for i in ids if i in replies]
+                clusters.append({"ids": ids, "w": average(present) if present else cluster["w"]})
         if len(clusters) > len(state["clusters"]):
             hub.notes.append(f"{len(clusters)} clusters: " + " | ".join(" ".join(c["ids"]) for c in clusters))
         return {"clusters": clusters, "longest": longest}
 
     def split(self, cluster: Cluster, replies: Mapping[str, Reply], longest: float) -> list[list[str]]:
-        """The ids of one cluster, or of the two it falls into."""
+        """The ids of the cluster, or of the two clusters it is split into."""
         ids: list[str] = cluster["ids"]
         moves = torch.stack([vector(sub(weights(replies[i][0]), cluster["w"])) for i in ids]).double()
         share = torch.tensor([replies[i][1] for i in ids]).double()
@@ -80,7 +80,7 @@ class Clustered(Method):
         left, right, across = bipartition(cosines(moves), self.linkage)
         if self.gamma >= ((1 - across) / 2) ** 0.5:
             return [ids]
-        return [[ids[k] for k in left], [ids[k] for k in right]]  # positions in this cluster, not ids of all
+        return [[ids[k] for k in left], [ids[k] for k in right]]  # positions in this cluster
 
     def loss(self, w: Params, batch: Batch, _: Tree) -> Tensor:
         return self.task.loss(w, batch)
@@ -89,4 +89,4 @@ class Clustered(Method):
         return None
 
     def personal(self, node: Node, state: State, x: Tensor) -> Tensor:
-        return self.task.predict(of(state["clusters"], node.id), x)
+        return self.task.predict(model_of(state["clusters"], node.id), x)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kilter.blocks.clustering import Cluster, cosines, hdbscan, of
+from kilter.blocks.clustering import Cluster, cosines, hdbscan, model_of
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
 from kilter.options import option
 from kilter.params import average, pick, sub, vector
@@ -14,11 +14,11 @@ from kilter.params import average, pick, sub, vector
 
 @dataclass(frozen=True, kw_only=True)
 class CM(Method):
-    """FedAvg within clusters that HDBSCAN finds, by 1 - cos, among the clients' updates of the output layer.
+    """FedAvg within clusters. HDBSCAN clusters the clients' updates of the output layer, with the distance 1 - cos.
 
-    The first `warm` rounds are FedAvg. Then clients are clustered anew every round (or once), and each cluster's model is the
-    mean of its clients' by n_k. A client that belongs to no cluster goes on alone; one that did not answer keeps the model of
-    its last cluster. A client uses its cluster's model; there is no global one.
+    The first `warm` rounds are FedAvg. Then clients are clustered in every round (or once), and the model of a cluster is the
+    mean of its clients' models, weighted by n_k. A client in no cluster continues alone. A client that did not reply keeps the
+    model of its last cluster. A client uses the model of its cluster; there is no global model.
     Keeps: nothing.  Sends: its model, and how many rows it trained on.
     """
 
@@ -37,7 +37,7 @@ class CM(Method):
         return fed.pool(self.train, self.combine, state, to=fed.sample(self.cohort), view=self.view)
 
     def view(self, state: list[Cluster], node: str) -> Params:
-        return of(state, node)
+        return model_of(state, node)
 
     @step
     def train(self, node: Node, w: Params) -> Generator[Fit, Params, tuple[Params, int]]:
@@ -46,19 +46,19 @@ class CM(Method):
 
     @step
     def combine(self, hub: Node, state: list[Cluster], replies: Replies) -> list[Cluster]:
-        again = hub.round > self.warm and not (self.once and hub.round > self.warm + 1)
-        groups = self.regroup(state, replies) if again else [c["ids"] for c in state]
+        regroup = hub.round > self.warm and not (self.once and hub.round > self.warm + 1)
+        groups = self.regroup(state, replies) if regroup else [c["ids"] for c in state]
 
         def model(ids: list[str]) -> Params:
-            came = [replies[i] for i in ids if i in replies]
-            return average(came) if came else of(state, ids[0])
+            present = [replies[i] for i in ids if i in replies]
+            return average(present) if present else model_of(state, ids[0])
 
         return [{"ids": ids, "w": model(ids)} for ids in groups]
 
     def regroup(self, state: list[Cluster], replies: Replies) -> list[list[str]]:
-        """Those who answered by cluster, or each alone; the absent with those of their last cluster who are absent too."""
+        """Clients that replied, by cluster or alone; absent clients, grouped by their last cluster."""
         head = self.task.part("head")
-        moves = torch.stack([vector(sub(pick(w, head), of(state, i))) for i, (w, _) in replies.items()])
+        moves = torch.stack([vector(sub(pick(w, head), model_of(state, i))) for i, (w, _) in replies.items()])
         groups: dict[str, list[str]] = {}
         for i, label in zip(replies, hdbscan(cosines(moves), self.size, self.samples), strict=True):
             groups.setdefault(f"alone {i}" if label < 0 else f"cluster {label}", []).append(i)
@@ -72,4 +72,4 @@ class CM(Method):
         return None
 
     def personal(self, node: Node, state: list[Cluster], x: Tensor) -> Tensor:
-        return self.task.predict(of(state, node.id), x)
+        return self.task.predict(model_of(state, node.id), x)

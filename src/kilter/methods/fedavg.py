@@ -11,7 +11,7 @@ from kilter.params import average
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Method):
-    """Local SGD from w, then w <- sum_k n_k/n_S w_k over the round's participants.
+    """Every participant trains from w; then w <- sum_k n_k/n_S w_k over the participants of the round.
 
     Keeps: nothing.  Sends: its model, and how many rows it trained on.
     """

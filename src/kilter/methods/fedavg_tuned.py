@@ -1,11 +1,11 @@
-"""FedAvg with a server that fine-tunes on its own labelled rows. A control for FEDSBME: the same rows, no posterior."""
+"""FedAvg with a server that fine-tunes on its own labelled rows. A control for FEDSBME: same rows, no posterior."""
 
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from kilter.blocks.posterior import recount, swa
+from kilter.blocks.posterior import refresh_batchnorm, swa
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
 from kilter.options import option
 from kilter.params import average
@@ -13,7 +13,7 @@ from kilter.params import average
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgTuned(Method):
-    """w <- tune(sum_k n_k/n_S w_k), where the aggregator trains on its public rows as FEDSBME's server does.
+    """w <- tune(sum_k n_k/n_S w_k), where `tune` trains on the aggregator's public rows, as the server of FEDSBME does.
 
     Keeps: nothing.  Sends: its model, and how many rows it trained on.
     """
@@ -52,7 +52,7 @@ class FedAvgTuned(Method):
         assert hub.public is not None
         plan = replace(self.local, lr=self.server_lr, batch=self.server_batch, epochs=epochs, decay=1.0)
         w, _, _ = yield from swa(hub, self.loss, w, plan, self.swa_start, rows=hub.public)
-        return recount(self.task, w, hub.public)
+        return refresh_batchnorm(self.task, w, hub.public)
 
     def loss(self, w: Params, batch: Batch, _: Tree) -> Tensor:
         return self.task.loss(w, batch)

@@ -12,9 +12,9 @@ from kilter.params import average, drop, pick
 
 @dataclass(frozen=True, kw_only=True)
 class FedBN(Method):
-    """FedAvg of everything but BatchNorm layers (by module type), whose parameters and statistics stay at the node.
+    """FedAvg of all layers except BatchNorm layers (selected by module type), which stay at the node with their statistics.
 
-    There is no global model: a node is judged with its own BatchNorm, one that never trained with the initial one.
+    There is no global model. A node is evaluated with its own BatchNorm layers; one that never trained, with the initial ones.
     Keeps: its BatchNorm layers.  Sends: the rest of its model, and how many rows it trained on.
     """
 
@@ -41,7 +41,7 @@ class FedBN(Method):
         return self.task.loss(w, batch)
 
     def whole(self, node: Node, w: Params) -> Params:
-        """The shared part and this node's own."""
+        """The shared layers and this node's BatchNorm layers."""
         return self.task.init(node.seed) | w | node.state.get("bn", {})
 
     def model(self, state: Params) -> Params | None:

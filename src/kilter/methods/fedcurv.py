@@ -12,17 +12,17 @@ from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, s
 from kilter.options import option
 from kilter.params import add, apply, average, dot, scale, sub, weights, zeros
 
-State = dict[str, Any]  # w; U = sum_j I_j and V = sum_j I_j theta_j; whose, and from which round
+State = dict[str, Any]  # "w"; "U" = sum_j I_j; "V" = sum_j I_j theta_j; "whose" they are; from which "round"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedCurv(Method):
-    """FedAvg with a local pull to where the others went, as stiff as their losses are curved there:
+    """FedAvg with a penalty that keeps local models near those of the other nodes, weighted by the curvature of their losses:
 
     F_k(theta) + lam sum_{j != k} (theta - theta_j)' diag(I_j) (theta - theta_j) = F_k + lam [theta' U theta - 2 theta' V] + const
-    with U = sum_j I_j, V = sum_j I_j theta_j over last round's participants but oneself; I_j is the Fisher information, the
-    mean over rows of squared gradients. Round 1 has no pull. Weights only, no buffers.
-    Keeps: its own part of U and V, to take it out.  Sends: its model, I_k, I_k theta_k (3 x FedAvg), and its number of rows.
+    with U = sum_j I_j and V = sum_j I_j theta_j over the other participants of the last round. I_j is the diagonal of the Fisher
+    information, the mean over rows of squared gradients. Round 1 has no penalty. Weights only, no buffers.
+    Keeps: its own part of U and V, to subtract it.  Sends: its model, I_k, I_k theta_k (3 x FedAvg), and its number of rows.
     """
 
     lam: float = option(0.01, "Strength of the penalty; 0 is FedAvg.", at_least=0)
@@ -55,15 +55,15 @@ class FedCurv(Method):
         return {"w": w, "U": u, "V": v, "whose": list(replies), "round": hub.round}
 
     def loss(self, theta: Params, batch: Batch, others: tuple[Params, Params]) -> Tensor:
-        return self.task.loss(theta, batch) + self.lam * self.pull(theta, *others)
+        return self.task.loss(theta, batch) + self.lam * self.penalty(theta, *others)
 
-    def pull(self, theta: Params, u: Params, v: Params) -> Tensor:
-        """theta' U theta - 2 theta' V: the sum over the others, up to a constant."""
+    def penalty(self, theta: Params, u: Params, v: Params) -> Tensor:
+        """theta' U theta - 2 theta' V: the penalty up to a constant."""
         return dot(sub(apply(torch.mul, u, theta), scale(v, 2)), theta)
 
     def model(self, state: State) -> Params:
-        found: Params = state["w"]
-        return found
+        w: Params = state["w"]
+        return w
 
     def shared(self, state: State) -> State:
         return {"w": state["w"]}

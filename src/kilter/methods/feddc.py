@@ -14,11 +14,11 @@ State = tuple[Params, Params, Params]  # the model w, the mean gradient g, and t
 
 @dataclass(frozen=True, kw_only=True)
 class FedDC(Method):
-    """Every client tracks its drift h_k and may stand that far from w: F_k + a/2 |theta - (w - h_k)|^2 + <theta, g - g_k>.
+    """Every client tracks its drift h_k and is pulled towards w - h_k: F_k + a/2 |theta - (w - h_k)|^2 + <theta, g - g_k>.
 
-    Then h_k += theta_k - w and g_k <- g_k - g + (w - theta_k)/(K eta); the server adds the mean drift of *all* clients,
-    w <- mean_S theta_k + mean_k h_k, and g += 1/N sum_S (change of g_k). So the first move is twice FedAvg's. The server knows
-    every change of h_k from theta_k - w, which takes one w common to all: not between peers. Weights only, no buffers.
+    Then h_k += theta_k - w and g_k <- g_k - g + (w - theta_k)/(K eta). The server adds the mean drift of *all* clients,
+    w <- mean_S theta_k + mean_k h_k, and g += 1/N sum_S (change of g_k). The first step is therefore twice that of FedAvg. The
+    server infers the change of h_k from theta_k - w, which requires one common w: peers cannot run it. Weights only, no buffers.
     Keeps: its drift h_k and gradient g_k.  Sends: its model and the change of g_k (twice FedAvg's traffic).
     """
 
@@ -42,10 +42,10 @@ class FedDC(Method):
         w, g = state
         h_k, g_k = node.state.get("h", zeros(g)), node.state.get("g", zeros(g))
         theta = yield node.fit(self.loss, w, self.local, ctx=(sub(weights(w), h_k), sub(g, g_k)))
-        way = self.local.at(node.round).travel(len(node.data.train))
-        gone = sub(weights(theta), w)
-        node.state["h"] = add(h_k, gone)
-        node.state["g"] = sub(sub(g_k, g), scale(gone, 1 / way))
+        travel = self.local.at(node.round).travel(len(node.data.train))
+        drift = sub(weights(theta), w)
+        node.state["h"] = add(h_k, drift)
+        node.state["g"] = sub(sub(g_k, g), scale(drift, 1 / travel))
         return theta, sub(node.state["g"], g_k)
 
     @step

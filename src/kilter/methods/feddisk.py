@@ -8,8 +8,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kilter.blocks.density.made import Kind, density_task, made_of
-from kilter.blocks.density.ratio import both, by_density, by_judge, effective_size, judge, loss_of, mean_one, settle
+from kilter.blocks.density.made import Kind, density_task, made_with
+from kilter.blocks.density.ratio import (
+    classify,
+    effective_size,
+    fit_until_stale,
+    labelled,
+    loss_of,
+    normalised,
+    weights_by_classifier,
+    weights_by_density,
+)
 from kilter.core import AtNodes, Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
 from kilter.errors import Mistake
 from kilter.options import option
@@ -21,18 +30,18 @@ from kilter.train import Adam
 
 @dataclass(frozen=True, kw_only=True)
 class FedDisk(Method):
-    """FedAvg of the losses (1/n_k) sum_j a_j l_j, where a(x) = p(x)/q_k(x), mean one, comes of two density models (MADE):
-    p of everyone, learnt in federated rounds before the first, and q_k of the client alone. Assumes that y given x is the same
-    everywhere. Since sum_k c_k q_k = p, the global objective stays FedAvg's: what can be gained is less drift.
+    """FedAvg of the losses (1/n_k) sum_j a_j l_j with row weights a(x) = p(x)/q_k(x), normalised to mean one. Two density models
+    (MADE) give the ratio: p of all clients, trained in federated rounds before round 1, and q_k of the client. The method assumes
+    that y given x is the same everywhere. Since sum_k c_k q_k = p, the global objective is FedAvg's: the only gain is less drift.
 
-    As printed: rule="odds" (also "prob", and the authors' scripts' "minmax2" and "tri"), by a judge that tells q_k's outputs from
-    p's on the same rows. That is no density ratio: the better the judge, the more equal the weights. As intended: "llr", the
-    tempered ratio (p/q_k)^tau of the two models, or "dre", a judge of the client's rows against rows drawn from p.
-    Measured (experiments/feddisk): no rule, nor the oracle on raw data, beats FedAvg; `dre` loses on noisy digits. So the
-    default, llr with a small tau, is the one that is sound, needs no judge and does no harm; large taus lose by variance.
+    As printed: rule="odds" (also "prob", and "minmax2" and "tri" of the authors' scripts), by a classifier that separates the
+    outputs of q_k and p on the same rows. This is not a density ratio: the better the classifier, the more equal the weights. As
+    intended: "llr", the tempered ratio (p/q_k)^tau of the two models, or "dre", a classifier of the client's rows against samples
+    of p. Measured (experiments/feddisk): no rule, and not even the oracle on raw data, beats FedAvg; "dre" loses on noisy digits.
+    The default is therefore llr with a small tau: it is sound, needs no classifier and does no harm. Large tau adds variance.
 
-    A density model is judged by those who receive it, in the next round, so its validation costs no traffic. Between peers
-    nobody can call a halt: all density rounds are run, and each keeps the best of its neighbourhood.
+    Receivers validate the density model in the next round, so validation costs no traffic. Peers cannot stop together: they run all
+    density rounds, and each keeps the best model of its neighbourhood.
     Keeps: a weight for each training row.  Sends: its density model, its validation loss, its model, how many rows it trained on.
     """
 
@@ -65,16 +74,16 @@ class FedDisk(Method):
         return self.task.init(fed.seed)
 
     def newest(self, state: dict[str, Any], node: str) -> dict[str, Any]:
-        """What a node is sent to learn from; nothing at first, for everyone makes the same first model from the seed."""
+        """The density model that a node continues from; None at first, because every node derives the same one from the seed."""
         return {"round": state["round"], "made": state["made"]}
 
     def best(self, state: dict[str, Any], node: str) -> Params | None:
-        """The best on validation; or the newest, not yet judged, while they were improving."""
+        """The best model on validation; or the newest, not yet validated, if the last ones improved."""
         return state["best"] if state["stale"] else state["made"]
 
     @step
     def learn(self, node: Node, now: dict[str, Any]) -> Generator[Fit, Params, tuple[Params, int, float]]:
-        """Phase 1b: judge everyone's density model on my validation rows, and improve it on my training rows."""
+        """Phase 1b: validate the common density model on my validation rows and train it on my training rows."""
         made = self.made(node)
         w = made.init(node.seed) if now["made"] is None else now["made"]
         nll = made.evaluate(w, node.data.valid if len(node.data.valid) else node.data.train)["loss"]
@@ -84,11 +93,11 @@ class FedDisk(Method):
 
     @step
     def merge(self, hub: Node, state: dict[str, Any], replies: Replies) -> dict[str, Any]:
-        if state["stale"] >= self.density_patience:  # a peer that is done while others go on
+        if state["stale"] >= self.density_patience:  # this peer has finished and others continue
             return state
         nll = sum(n * v for _, n, v in replies.values()) / sum(n for _, n, _ in replies.values())
         better = nll < state["nll"]
-        hub.notes.append({"density_round": state["round"], "nll": nll})  # of the model that was sent out
+        hub.notes.append({"density_round": state["round"], "nll": nll})  # of the model that was sent
         return {
             "round": state["round"] + 1,
             "made": average((w, n) for w, n, _ in replies.values()),
@@ -99,34 +108,34 @@ class FedDisk(Method):
 
     @step
     def weigh(self, node: Node, w: Params | None) -> Generator[Fit, Params, None]:
-        """Phases 1a and 1c: my own density model, and my rows' weights by it and everyone's."""
+        """Phases 1a and 1c: train my own density model, and weight my rows by the ratio of the two models."""
         made, train, valid = self.made(node), node.data.train, node.data.valid
         first = made.init(node.seed)
         w = first if w is None else w
         own = w if self.start == "global" else first
-        looks = math.ceil(self.own_epochs / self.density_epochs)
-        own = yield from settle(node, made, own, self.plan(), train, valid, looks, self.density_patience)
-        p, q = made_of(made, w), made_of(made, own)
+        fits = math.ceil(self.own_epochs / self.density_epochs)
+        own = yield from fit_until_stale(node, made, own, self.plan(), train, valid, fits, self.density_patience)
+        p, q = made_with(made, w), made_with(made, own)
         x, v = train["x"].flatten(1), valid["x"].flatten(1)
         if self.rule == "llr":
-            a = by_density((made.predict(w, x) - made.predict(own, x)).sum(1), self.tau or 1 / x.shape[1])
+            a = weights_by_density((made.predict(w, x) - made.predict(own, x)).sum(1), self.tau or 1 / x.shape[1])
         elif self.rule == "dre":
             rng = node.rng
-            # What a Bernoulli model draws is black or white: grey rows must be drawn too, or they give themselves away.
+            # Samples of a Bernoulli model are binary. Real rows are made binary too, or grey values would identify them.
             mine = [torch.bernoulli(t, generator=rng) if p.kind == "bernoulli" else t for t in (x, v)]
-            rows, check = (both(zeros, p.sample(len(zeros), rng)) for zeros in mine)
-            a = by_judge((yield from judge(node, rows, check, x)), "odds", self.delta)
+            rows, check = (labelled(zeros, p.sample(len(zeros), rng)) for zeros in mine)
+            a = weights_by_classifier((yield from classify(node, rows, check, x)), "odds", self.delta)
         else:
             u = q.means(x)
-            chance = yield from judge(node, both(u, p.means(x)), both(q.means(v), p.means(v)), u)
-            a = by_judge(chance, self.rule, self.delta)
+            probability = yield from classify(node, labelled(u, p.means(x)), labelled(q.means(v), p.means(v)), u)
+            a = weights_by_classifier(probability, self.rule, self.delta)
         is_ratio = self.rule in ("llr", "dre", "odds")
-        node.state["weight"] = a = mean_one(a, self.a_min, self.a_max) if is_ratio else mean_one(a)
+        node.state["weight"] = a = normalised(a, self.a_min, self.a_max) if is_ratio else normalised(a)
         node.notes.append(f"weights by {self.rule}: effective sample size {effective_size(a):.1f} of {len(a)}")
 
     @step
     def forget(self, hub: Node, state: dict[str, Any], replies: Replies) -> None:
-        """The density models have done their work."""
+        """Discard the density models."""
 
     def round(self, fed: Federation, state: Params) -> Params:
         return fed.pool(self.train, self.combine, state, to=fed.sample(self.cohort))
@@ -151,7 +160,7 @@ class FedDisk(Method):
         return Adam(lr=self.density_lr, batch=self.density_batch, epochs=self.density_epochs)
 
     def made(self, node: Node) -> Task:
-        """The density model as a task; every node makes the same one from the seed."""
+        """The density model as a task; every node derives the same one from the seed."""
         x = node.data.train["x"]
         kind: Kind = ("bernoulli" if x.dim() > 2 else "gaussian") if self.density == "auto" else self.density
         if kind == "bernoulli" and (x.min() < 0 or x.max() > 1):

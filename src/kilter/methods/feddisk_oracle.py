@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kilter.blocks.density.ratio import both, by_judge, effective_size, judge, mean_one
+from kilter.blocks.density.ratio import classify, effective_size, labelled, normalised, weights_by_classifier
 from kilter.core import Batch, Each, Federation, Fit, Method, Node, Params, Replies, Tree, step
 from kilter.options import option
 from kilter.params import average
@@ -15,9 +15,10 @@ from kilter.seeds import generator
 
 @dataclass(frozen=True, kw_only=True)
 class FedDiskOracle(Method):
-    """FedDisk with weights from raw data: a judge tells a client's rows from as many rows drawn from everyone's.
+    """FedDisk with weights from raw data: a classifier separates a client's rows from as many rows drawn from all clients.
 
-    Keeps: a weight for each training row.  Sends: ITS RAW DATA, once, and gets others'. For comparison only; it is in the books.
+    Every client receives raw rows of others, too. For comparison only; all of it counts as traffic.
+    Keeps: a weight for each training row.  Sends: ITS RAW DATA, once; its model, and how many rows it trained on.
     """
 
     delta: float = option(0.01, "Clip the classifier's probability to delta..1-delta.", at_least=0, below=0.5)
@@ -37,7 +38,7 @@ class FedDiskOracle(Method):
 
     @step
     def deal(self, hub: Node, replies: Replies) -> dict[str, Tensor]:
-        """To each as many rows of the pool as it has for training and validation."""
+        """Give each client as many rows of the pool as it has for training and validation."""
         pool = torch.cat([x for x, _ in replies.values()])
         return {
             i: pool[torch.randperm(len(pool), generator=generator(hub.seed, "deal", i))[: len(x) + v]]
@@ -47,9 +48,11 @@ class FedDiskOracle(Method):
     @step
     def weigh(self, node: Node, others: Tensor) -> Generator[Fit, Params, None]:
         x, v = node.data.train["x"], node.data.valid["x"]
-        rows, check = both(x, others[: len(x)]), both(v, others[len(x) :])
-        chance = yield from judge(node, rows, check, x)
-        node.state["weight"] = a = mean_one(by_judge(chance, "odds", self.delta), self.a_min, self.a_max)
+        rows, check = labelled(x, others[: len(x)]), labelled(v, others[len(x) :])
+        probability = yield from classify(node, rows, check, x)
+        node.state["weight"] = a = normalised(
+            weights_by_classifier(probability, "odds", self.delta), self.a_min, self.a_max
+        )
         node.notes.append(f"weights by raw data: effective sample size {effective_size(a):.1f} of {len(a)}")
 
     def round(self, fed: Federation, state: Params) -> Params:

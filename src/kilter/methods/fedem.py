@@ -15,11 +15,11 @@ from kilter.seeds import derive
 
 @dataclass(frozen=True, kw_only=True)
 class FedEM(Method):
-    """Every client's data are a mixture pi_k of M components w_m that all share.
+    """Every client's data are a mixture, with weights pi_k, of M components w_m that all clients share.
 
-    E: q_m(i) ~ pi_km exp(-l(w_m; i)), pi_km = mean_i q_m(i), from losses in evaluation mode and the fixed order of the rows.
-    M: each w_m by SGD with row weights q_m. The server averages each component by n_k. A client predicts with
-    sum_m pi_km softmax(w_m(x)), given as logarithms; there is no single global model.
+    E-step: q_m(i) ~ pi_km exp(-l(w_m; i)), pi_km = mean_i q_m(i), with losses in evaluation mode.
+    M-step: SGD on each w_m with row weights q_m. The server averages each component by n_k. A client predicts with
+    sum_m pi_km softmax(w_m(x)), returned as logarithms. There is no global model.
     Keeps: its mixture pi_k.  Sends: its M components (M x FedAvg), and how many rows it trained on.
     """
 
@@ -30,7 +30,9 @@ class FedEM(Method):
     def setup(self, fed: Federation) -> list[Params]:
         w = [self.task.init(derive(fed.seed, "component", m) if m else fed.seed) for m in range(self.components)]
         if any(all(torch.equal(w[0][k], v[k]) for k in v) for v in w[1:]):
-            raise Mistake("FedEM's components must start apart: give Task a function that makes a fresh network.")
+            raise Mistake(
+                "FedEM's components must start from different weights: give Task a function that creates a network."
+            )
         return w
 
     def round(self, fed: Federation, state: list[Params]) -> list[Params]:
@@ -59,9 +61,9 @@ class FedEM(Method):
         return self.task.loss(w_m, batch)
 
     def mixture(self, node: Node) -> Tensor:
-        """pi_k; even for a node that never trained."""
-        found: Tensor = node.state.get("pi", torch.full((self.components,), 1 / self.components))
-        return found
+        """pi_k; uniform for a node that never trained."""
+        pi: Tensor = node.state.get("pi", torch.full((self.components,), 1 / self.components))
+        return pi
 
     def model(self, state: list[Params]) -> None:
         return None

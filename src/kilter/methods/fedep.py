@@ -12,32 +12,32 @@ from torch import Tensor
 
 from kilter.blocks.density import mixture
 from kilter.blocks.density.mixture import Floats
-from kilter.blocks.label_summary import Summary, count, flaw
+from kilter.blocks.label_summary import Summary, count, invalid_reason
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
 from kilter.options import option
 from kilter.params import average
 
-NIL = 1e-12  # a sum of weights below this says nothing
+NIL = 1e-12  # a sum of weights below this counts as zero
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedEP(Method):
-    """FedAvg with weights by how far a node's labels are from everyone's: w <- sum_{S_t} alpha_k w_k / sum_{S_t} alpha_k.
+    """FedAvg weighted by the distance of a node's labels from those of all nodes: w <- sum_{S_t} alpha_k w_k / sum_{S_t} alpha_k.
 
-    theta_k is a Gaussian mixture of k's labels (EM; at most rho |Y_k| components, by BIC), f_k(c) its mass of class c: `bin`
-    over [c - 1/2, c + 1/2] | `density` at c, as printed | `hist` without a mixture, k's label frequencies. Q_k = f_k + eps,
-    normalised; p_k = n_k / n; P = sum_k p_k Q_k; KL_k = KL(P || Q_k). Then alpha_k is in proportion to
+    theta_k is a Gaussian mixture of node k's labels (EM; at most rho |Y_k| components, by BIC). f_k(c) is the mass of class c:
+    `bin` over [c - 1/2, c + 1/2], `density` at c (as printed), or `hist`, the label frequencies without a mixture. Q_k = f_k + eps,
+    normalised; p_k = n_k / n; P = sum_k p_k Q_k; KL_k = KL(P || Q_k). alpha_k is proportional to
 
-        blend       p_k (1 + g KL_k)     as intended, the default: no odd or small node can take over; g = 0 is FedAvg
-        kl          KL_k                 as printed: the node furthest off gets nearly all of it (all KL_k = 0: p_k)
-        code        KL_k + ln(1 / p_k)   as the thesis ran it, but with true distributions: the smaller node gets more
-        code_exact                       as the thesis ran it, digit by digit (see `alphas_as_run`; `bin` means `density`)
+        blend       p_k (1 + g KL_k)     as intended, the default: no unusual or small node dominates; g = 0 is FedAvg
+        kl          KL_k                 as printed: the most distant node gets nearly all the weight (all KL_k = 0: p_k)
+        code        KL_k + ln(1 / p_k)   as the thesis ran it, but with true distributions: smaller nodes get more
+        code_exact                       as the thesis ran it, digit for digit (see `alphas_as_run`; `bin` means `density`)
 
-    Measured (experiments/fedep, clients of equal size): no form beats FedAvg, `blend` and `code` lose little, `kl` up to 9 points.
-    So the default is the form that does least harm where sizes differ, not one that was seen to help.
+    Measured (experiments/fedep, clients of equal size): no form beats FedAvg; `blend` and `code` lose little, `kl` up to 9 points.
+    The default is the form that does the least harm when sizes differ, not one that was seen to help.
 
-    A node whose summary is missing or refused (the round's notes say why) is left out until a sound one comes with its model.
-    Keeps: its summary; whoever aggregates keeps those received.  Sends: (theta_k, n_k) or its label counts; its model.
+    A node without a valid summary (the notes of the round say why) is left out until a valid one arrives with its model.
+    Keeps: its summary; the aggregator keeps those it received.  Sends: (theta_k, n_k) or its label counts; its model.
     """
 
     alpha_mode: Literal["blend", "kl", "code", "code_exact"] = option("blend", "How a node's weight is computed.")
@@ -68,7 +68,7 @@ class FedEP(Method):
     @step
     def train(self, node: Node, w: Params) -> Generator[Fit, Params, tuple[Params, Summary]]:
         w = yield node.fit(self.loss, w, self.local)
-        return w, self.summary(node)  # again, for an aggregator that missed it
+        return w, self.summary(node)  # sent again, in case the aggregator missed it
 
     @step
     def combine(self, hub: Node, w: Params, replies: Replies) -> Params:
@@ -76,13 +76,13 @@ class FedEP(Method):
         return average((w_k, alpha[k]) for k, (w_k, _) in replies.items() if k in alpha) if alpha else w
 
     def nothing(self, w: Params, node: str) -> None:
-        """What a node is sent when it is asked for its summary."""
+        """Nothing is sent with the request for a summary."""
 
     def loss(self, w: Params, batch: Batch, _: Tree) -> Tensor:
         return self.task.loss(w, batch)
 
     def summary(self, node: Node) -> Summary:
-        """(theta_k, n_k) of my training labels, or their counts; made once. The label set is the network's outputs."""
+        """(theta_k, n_k) of my training labels, or their counts; computed once. The classes are the outputs of the network."""
         if "summary" not in node.state:
             one = node.data.train.batch(slice(0, 1))["x"]
             classes = self.task.predict(self.task.init(node.seed), one).shape[-1]
@@ -98,14 +98,14 @@ class FedEP(Method):
         return node.state["summary"]
 
     def weigh(self, hub: Node, sent: Mapping[str, Tree]) -> dict[str, float]:
-        """alpha_k of those who sent these, from all summaries known; who has sent no sound one has no alpha."""
+        """alpha_k of the nodes that replied, from all known summaries. A node without a valid summary has no alpha."""
         before: dict[str, Summary] = hub.state.get("known", {})
-        known = dict(before)  # the first word counts: a summary cannot be taken back
+        known = dict(before)  # the first summary of a node counts: it cannot be changed later
         for k, summary in sent.items():
             if k in known:
                 continue
-            if why := flaw(summary, "counts" if self.label_model == "hist" else "theta", self.v_floor):
-                hub.notes.append(f"{k} is left out: its label summary is refused, {why}")
+            if reason := invalid_reason(summary, "counts" if self.label_model == "hist" else "theta", self.v_floor):
+                hub.notes.append(f"{k} is left out: its label summary is refused, {reason}")
             else:
                 known[k] = summary
         classes = Counter(s["classes"] for s in known.values()).most_common(1)[0][0] if known else 0
@@ -115,7 +115,7 @@ class FedEP(Method):
             hub.state["known"] = known
             hub.state["alpha"] = dict(zip(known, self.alphas(list(known.values())).tolist(), strict=True))
         alpha = {k: hub.state["alpha"][k] for k in sent if k in known}
-        # `kl` gives nothing to nodes that are like everyone: where only such replied, amounts decide
+        # `kl` gives no weight to typical nodes: if only such nodes replied, weight by rows.
         return alpha if sum(alpha.values()) > NIL else {k: known[k]["rows"] for k in alpha}
 
     def alphas(self, known: Sequence[Summary]) -> Floats:
@@ -136,7 +136,7 @@ def masses(summary: Summary, label_model: str) -> Floats:
 
 
 def smoothed(f: Floats, eps: float) -> Floats:
-    """Q_k: a distribution over classes, none of them without mass."""
+    """Q_k: a distribution with positive mass for every class."""
     return (f + eps) / (f + eps).sum(axis=1, keepdims=True)
 
 
@@ -146,7 +146,7 @@ def divergences(q: Floats, n: Floats) -> Floats:
 
 
 def alphas(f: Floats, n: Floats, mode: str = "blend", eps: float = 1e-2, g: float = 1.0) -> Floats:
-    """alpha_k from masses f (nodes, classes) and amounts n: at least 0, their sum is 1.
+    """alpha_k from masses f (nodes, classes) and numbers of rows n. They are non-negative and sum to 1.
 
     >>> alphas(np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([100.0, 900.0])).round(3).tolist()
     [0.21, 0.79]
@@ -157,7 +157,7 @@ def alphas(f: Floats, n: Floats, mode: str = "blend", eps: float = 1e-2, g: floa
 
 
 def joint_as_run(summary: Summary, p: float) -> Floats:
-    """p_k f_k(c) as the thesis' program has it: mixture weights times p_k to 5 digits, means less .1, variances plus .1."""
+    """p_k f_k(c) as in the thesis' program: mixture weights times p_k rounded to 5 digits, means - 0.1, variances + 0.1."""
     if "counts" in summary:
         return p * masses(summary, "hist")
     theta = summary["theta"].numpy() * [p, 1, 1]
@@ -166,7 +166,7 @@ def joint_as_run(summary: Summary, p: float) -> Floats:
 
 
 def alphas_as_run(joint: Floats, eps: float = 1e-2) -> Floats:
-    """KL_k = sum_c P ln[(P + eps) / (p_k f_k + eps)], P = sum_k p_k f_k, p_k f_k to 4 digits but not so P; normalised."""
+    """KL_k = sum_c P ln[(P + eps) / (p_k f_k + eps)], P = sum_k p_k f_k, normalised. p_k f_k is rounded to 4 digits, P is not."""
     total = joint.sum(axis=0)
     kl = np.maximum((total * np.log((total + eps) / (joint.round(4) + eps))).sum(axis=1), 0)
     return kl / kl.sum() if kl.sum() > NIL else joint.sum(axis=1) / joint.sum()

@@ -12,17 +12,17 @@ from kilter.options import option
 from kilter.params import mean
 from kilter.seeds import generator
 
-State = dict[str, Any]  # the mean logits, and of which round's public rows; the public rows, and who has them already
+State = dict[str, Any]  # mean "logits", the "round" that chose their rows, the "public" rows, and who "has" them
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedMD(Method):
-    """Clients share what their models say of public rows, never weights.
+    """Clients share the logits of their models on public rows, never weights.
 
-    Before round 1 each trains on the public, then on its own rows. A round: *digest* the mean logits (fit to them on their
-    public rows), *revisit* one's own rows (`local`), then say logits of `align` public rows, another choice each round, the same
-    for all. Logits are averaged plainly. A client uses its own model; there is no global one.
-    Where nodes have not got the public rows, the aggregator gives them out once.
+    Before round 1 every client trains on the public rows and then on its own. A round has three steps: *digest* (fit the mean
+    logits on the last round's public rows), *revisit* (train on one's own rows, `local`), and send the logits of `align` public
+    rows, the same for all clients and new in each round. The mean of logits is unweighted. A client uses its own model; there
+    is no global model. The aggregator sends the public rows once to nodes that do not have them.
     Keeps: its model.  Sends: logits of public rows.
     """
 
@@ -47,7 +47,7 @@ class FedMD(Method):
         return None
 
     def view(self, state: State, node: str) -> State:
-        """The mean logits, and the public rows for whoever has not got them yet."""
+        """The mean logits, and the public rows for a node that does not have them."""
         return {
             k: v for k, v in state.items() if k in ("logits", "round") or (k == "public" and node not in state["has"])
         }
@@ -98,8 +98,8 @@ class FedMD(Method):
         return public.take(torch.randperm(len(public), generator=generator(node.seed, round, "align"))[: self.align])
 
     def own(self, node: Node) -> Params:
-        found: Params = node.state["w"] if "w" in node.state else self.task.init(node.seed)
-        return found
+        w: Params = node.state["w"] if "w" in node.state else self.task.init(node.seed)
+        return w
 
     def model(self, state: State) -> None:
         return None

@@ -12,17 +12,17 @@ from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, R
 from kilter.options import option
 from kilter.params import average
 
-Means = dict[str, Tensor]  # "x", "y": means of some rows each
-State = dict[str, Any]  # w; the means of all nodes; who has them already
+Means = dict[str, Tensor]  # "x", "y": one row for each mean
+State = dict[str, Any]  # the model "w", the "means" of all nodes, and who "has" them
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedMix(Method):
-    """Mix-up with rows nobody sees: nodes share, once, means (xbar, ybar) of some of their rows each, and train on
+    """Mixup without sharing rows: nodes exchange, once, means (xbar, ybar) of several of their rows, and train on
 
-    (1-lam) l(f(x'), y) + lam l(f(x'), ybar) + lam <d l(f(x'), y)/dx', xbar>,  x' = (1-lam) x:
-    mix-up's loss l(f(x' + lam xbar), ...) up to lam^2. Every row is given a mean by chance, anew each round. The last term is
-    each row's own derivative, then averaged over rows: not divided by the batch size twice. l must be linear in y.
+    (1-lam) l(f(x'), y) + lam l(f(x'), ybar) + lam <d l(f(x'), y)/dx', xbar>,  x' = (1-lam) x,
+    which is the mixup loss l(f(x' + lam xbar), ...) up to lam^2. Every row gets a random mean, a new one in each round. The last
+    term is the derivative of each row's own loss, averaged over rows. l must be linear in y.
     Keeps: everyone's means.  Sends: once, means of at least `mash` of its rows; its model and how many rows it trained on.
     """
 
@@ -45,7 +45,7 @@ class FedMix(Method):
         return None
 
     def view(self, state: State, node: str) -> tuple[Params, Means]:
-        """The model, and the means for whoever has not got them yet."""
+        """The model, and the means for a node that does not have them."""
         return state["w"], {} if node in state["has"] else state["means"]
 
     @step(alike=False)
@@ -61,7 +61,7 @@ class FedMix(Method):
         w, means = state
         if means:
             node.state["means"] = means
-        rows, means = node.data.train, node.state.get("means") or self.mashed(node)  # its own if nobody's came
+        rows, means = node.data.train, node.state.get("means") or self.mashed(node)  # its own if none arrived
         drawn = torch.randint(len(means["x"]), (len(rows),), generator=node.rng)
         w = yield node.fit(self.loss, w, self.local, xbar=means["x"][drawn], ybar=means["y"][drawn])
         return w, len(rows)
@@ -81,7 +81,7 @@ class FedMix(Method):
         return mixed.mean() + self.lam * (slope * batch["xbar"]).flatten(1).sum(1).mean()
 
     def mashed(self, node: Node) -> Means:
-        """The means of this node's rows, taken at random, `mash` or a few more at a time."""
+        """Means of this node's rows, in random groups of `mash` rows or slightly more."""
         x, y = node.data.train["x"], self.soft(node.data.train)
         parts = torch.randperm(len(x), generator=node.rng).tensor_split(max(1, len(x) // self.mash))
         return {name: torch.stack([v[p].mean(0) for p in parts]) for name, v in (("x", x), ("y", y))}
@@ -90,7 +90,7 @@ class FedMix(Method):
         return {"w": state["w"]}
 
     def soft(self, rows: Rows) -> Tensor:
-        """Labels that can be averaged: one-hot for classes, as they are for numbers."""
+        """Labels that can be averaged: one-hot for classes, unchanged for numbers."""
         y = rows["y"]
         if y.is_floating_point():
             return y
@@ -98,5 +98,5 @@ class FedMix(Method):
         return one_hot(y, classes).float()
 
     def model(self, state: State) -> Params:
-        found: Params = state["w"]
-        return found
+        w: Params = state["w"]
+        return w

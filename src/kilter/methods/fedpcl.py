@@ -8,24 +8,24 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 
-from kilter.blocks.prototypes import class_means, consensus, likeness
+from kilter.blocks.prototypes import class_means, consensus, similarity
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Rows, Tree, step
 from kilter.options import option
 from kilter.params import drop
 from kilter.seeds import generator
 
-Known = dict[str, Tensor]  # "centre" (C, d): the global prototypes; "known" (C,): of which classes; "sets" (K, C, d)
-State = dict[str, Any]  # what is known; each client's last set; the encoder, and who has it already
+Known = dict[str, Tensor]  # "centre" (C, d): global prototypes; "known" (C,): which classes have one; "sets" (K, C, d)
+State = dict[str, Any]  # "known"; "sets": the last set of each client; the "encoder"; who "has" it
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedPCL(Method):
-    """Clients share prototypes, never weights: a frozen encoder r for all, a small projection for each, z = P_k r(x) / |P_k r(x)|.
+    """Clients share prototypes, never weights. All use a frozen encoder r, each has a projection P_k: z = P_k r(x) / |P_k r(x)|.
 
-    A client's prototype of class c is the mean z of its rows of c; the global one is the plain mean over the clients that have
-    c, and stands in where a client has none. P_k learns CE(z . C/tau, y) with the global set C, plus the mean over clients of the
-    same with theirs. Prediction: the likest global prototype. There is no global model.
-    The encoder is the body trained on the aggregator's public rows (`pretrain`); 0: as it is, from a file of weights or random.
+    A client's prototype of class c is the mean z of its rows of c. The global prototype is the unweighted mean over the clients
+    that have c; it replaces missing ones. P_k minimises CE(z . C/tau, y) with the global prototypes C, plus the mean of the same
+    loss over the prototypes of each client. Prediction is by the most similar global prototype. There is no global model.
+    The encoder is the network's body, trained on the aggregator's public rows (`pretrain`), or left as it is (`pretrain=0`).
     Keeps: its projection P_k.  Sends: its classes, and a prototype of each.
     """
 
@@ -38,7 +38,9 @@ class FedPCL(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.pretrain:  # every node has the initial weights: no public rows, and no aggregator to train on them
+        if (
+            not self.pretrain
+        ):  # every node can compute the initial weights, so neither public rows nor an aggregator are needed
             object.__setattr__(self, "needs", frozenset())
 
     def setup(self, fed: Federation) -> State:
@@ -56,7 +58,7 @@ class FedPCL(Method):
         return fed.pool(self.train, self.combine, state, to=fed.sample(self.cohort), view=self.view)
 
     def view(self, state: State, node: str) -> tuple[Known, Params]:
-        """What is known, and the encoder for whoever has not got it yet."""
+        """The prototypes, and the encoder for a node that does not have it."""
         return state["known"], {} if node in state["has"] else state["encoder"]
 
     @step
@@ -73,12 +75,14 @@ class FedPCL(Method):
 
     @step(alike=False)
     def train(self, node: Node, message: tuple[Known, Params]) -> Generator[Fit, Params, tuple[Tensor, Tensor]]:
-        found, encoder = message
+        received, encoder = message
         r = self.encode(node, self.received(node, encoder), node.data.train["x"])
-        # A class of mine that nobody told of (letters were lost) is known to me at least.
+        # If letters were lost, the node still has prototypes of its own classes.
         mine, own, _ = consensus([self.prototypes(node, r)], self.task.head_shape()[0])
-        centre, *sets = torch.where(found["known"][:, None], torch.stack([found["centre"], *found["sets"]]), mine)
-        ctx = {"centre": centre, "known": found["known"] | own, "sets": torch.stack(sets or [centre])}
+        centre, *sets = torch.where(
+            received["known"][:, None], torch.stack([received["centre"], *received["sets"]]), mine
+        )
+        ctx = {"centre": centre, "known": received["known"] | own, "sets": torch.stack(sets or [centre])}
         rows = Rows.of(r=r, y=node.data.train["y"])
         node.state["P"] = yield node.fit(self.loss, self.projection(node), self.local, ctx=ctx, rows=rows)
         return self.prototypes(node, r)
@@ -94,7 +98,7 @@ class FedPCL(Method):
         z = self.project(p, batch["r"])
 
         def entropy(prototypes: Tensor) -> Tensor:
-            logs = likeness(z, prototypes, known["known"], self.tau).log_softmax(-1)  # (..., n, C)
+            logs = similarity(z, prototypes, known["known"], self.tau).log_softmax(-1)  # (..., n, C)
             return -logs.gather(-1, batch["y"][:, None].expand(*logs.shape[:-1], 1)).mean()
 
         return entropy(known["centre"]) + entropy(known["sets"])
@@ -103,11 +107,11 @@ class FedPCL(Method):
         return self.task.loss(w, batch)
 
     def received(self, node: Node, encoder: Params) -> Params:
-        """The frozen encoder, which a node is sent once and keeps."""
+        """The frozen encoder. A node receives it once and keeps it."""
         if encoder:
             node.state["encoder"] = encoder
-        found: Params = node.state.get("encoder", {})
-        return found
+        kept: Params = node.state.get("encoder", {})
+        return kept
 
     def encode(self, node: Node, encoder: Params, x: Tensor) -> Tensor:
         """r(x)"""
@@ -115,12 +119,12 @@ class FedPCL(Method):
         return self.task.batched(lambda part: self.task.features(w, part), x)
 
     def projection(self, node: Node) -> Params:
-        """P_k; before a node has trained, the same isometry for all."""
+        """P_k; until a node has trained, an isometry that is the same for all."""
         start = torch.empty(self.width, self.task.head_shape()[1])
-        found: Params = node.state.get("P") or {
+        p: Params = node.state.get("P") or {
             "P": torch.nn.init.orthogonal_(start, generator=generator(node.seed, "projection"))
         }
-        return found
+        return p
 
     def project(self, p: Params, r: Tensor) -> Tensor:
         """z"""
@@ -134,6 +138,6 @@ class FedPCL(Method):
 
     def personal(self, node: Node, state: State, x: Tensor) -> Tensor:
         r = self.encode(node, state["encoder"], x)
-        return likeness(
+        return similarity(
             self.project(self.projection(node), r), state["known"]["centre"], state["known"]["known"], self.tau
         )

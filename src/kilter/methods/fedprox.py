@@ -12,7 +12,7 @@ from kilter.params import average, sq_norm, sub, weights
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(Method):
-    """FedAvg with a local pull to the model received: F_k(w) + mu/2 |w - w^t|^2, weights only, no buffers.
+    """FedAvg with a proximal term that keeps local models near the received one: F_k(w) + mu/2 |w - w^t|^2 (weights only).
 
     Keeps: nothing.  Sends: its model, and how many rows it trained on.
     """

@@ -13,10 +13,10 @@ from kilter.params import average, drop, pick, weights
 
 @dataclass(frozen=True, kw_only=True)
 class FedRep(Method):
-    """A head h_k of one's own on a body phi of all: `head_epochs` on h_k with phi frozen, then `epochs` on phi with h_k frozen.
+    """A shared body phi and a personal head h_k: `head_epochs` train h_k with phi frozen, then `epochs` train phi with h_k frozen.
 
-    The server averages bodies, phi <- sum_k n_k/n_S phi_k. There is no global model: heads are never uploaded. A node that
-    never trained is judged with the initial head.
+    The server averages bodies, phi <- sum_k n_k/n_S phi_k. Heads are never uploaded, so there is no global model. A node that
+    never trained is evaluated with the initial head.
     Keeps: its head.  Sends: its body, and how many rows it trained on.
     """
 
@@ -28,7 +28,9 @@ class FedRep(Method):
     def setup(self, fed: Federation) -> Params:
         phi = drop(self.task.init(fed.seed), self.task.part("head"))
         if not weights(phi):
-            raise Mistake("FedRep shares the body of a network, and this one is all head: use another, such as mlp.")
+            raise Mistake(
+                "FedRep shares the body of a network, and this network has only a head: use another model, such as mlp."
+            )
         return phi
 
     def round(self, fed: Federation, state: Params) -> Params:
@@ -47,10 +49,10 @@ class FedRep(Method):
         yield from self.tuned(node, phi)
 
     def tuned(self, node: Node, phi: Params) -> Generator[Fit, Params, Params]:
-        """The whole model after the head's phase. Of the fit only the head counts: BatchNorm's statistics are the body's."""
+        """The model after training the head. Only the head is taken from the fit: BatchNorm's statistics belong to the body."""
         head, w = self.task.part("head"), self.whole(node, phi)
-        found = yield node.fit(self.loss, w, replace(self.local, epochs=self.head_epochs), train=head)
-        node.state["head"] = pick(found, head)
+        fitted = yield node.fit(self.loss, w, replace(self.local, epochs=self.head_epochs), train=head)
+        node.state["head"] = pick(fitted, head)
         return w | node.state["head"]
 
     @step

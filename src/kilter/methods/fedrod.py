@@ -10,16 +10,16 @@ from torch.nn.functional import cross_entropy
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, step
 from kilter.params import average, drop, pick
 
-OWN = "own."  # marks the personal head beside the generic one
-ABSENT = 1e-9  # stands for the count of a class without rows: ln 0 has no gradient
+OWN = "own."  # prefix of the personal head's parameters
+ABSENT = 1e-9  # added to class counts, because ln 0 has no gradient
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedROD(Method):
-    """Body f and generic head G learn a balanced softmax, CE(G(f) + ln n_kc, y); the personal head H_k learns, on features
-    and generic logits held fixed, what is left: CE(sg[G(f)] + H_k(sg[f]), y). H_k starts at zero, so at first G(f) is all.
+    """Two heads on one body. The body f and the generic head G minimise the balanced softmax loss CE(G(f) + ln n_kc, y).
+    The personal head H_k learns the rest, with features and generic logits fixed: CE(sg[G(f)] + H_k(sg[f]), y). It starts at zero.
 
-    The server averages f and G by n_k: that is the global model. A client predicts with G(f) + H_k(f).
+    The server averages f and G by n_k; this is the global model. A client predicts with G(f) + H_k(f).
     Keeps: its personal head H_k.  Sends: its body and generic head, and how many rows it trained on.
     """
 
@@ -46,24 +46,26 @@ class FedROD(Method):
     def loss(self, w: Params, batch: Batch, prior: Tensor) -> Tensor:
         f = self.task.features(w, batch["x"], training=True)
         g = self.task.head(w, f)
-        return cross_entropy(g + prior, batch["y"]) + cross_entropy(g.detach() + self.extra(w, f.detach()), batch["y"])
+        return cross_entropy(g + prior, batch["y"]) + cross_entropy(
+            g.detach() + self.personal_logits(w, f.detach()), batch["y"]
+        )
 
-    def extra(self, w: Params, f: Tensor) -> Tensor:
+    def personal_logits(self, w: Params, f: Tensor) -> Tensor:
         """H_k(f)"""
         return self.task.head({k: w[OWN + k] for k in pick(w, self.task.part("head"))}, f)
 
     def own(self, node: Node, w: Params) -> Params:
         """This node's personal head."""
-        found: Params = node.state.get("head") or {
+        head: Params = node.state.get("head") or {
             OWN + k: torch.zeros_like(v) for k, v in pick(w, self.task.part("head")).items()
         }
-        return found
+        return head
 
     def personal(self, node: Node, state: Params, x: Tensor) -> Tensor:
         w = state | self.own(node, state)
 
-        def both(x: Tensor) -> Tensor:
+        def logits(x: Tensor) -> Tensor:
             f = self.task.features(w, x)
-            return self.task.head(w, f) + self.extra(w, f)
+            return self.task.head(w, f) + self.personal_logits(w, f)
 
-        return self.task.batched(both, x)
+        return self.task.batched(logits, x)

@@ -13,7 +13,15 @@ from torch.nn.functional import kl_div, log_softmax
 
 from kilter.blocks import ensemble
 from kilter.blocks.ensemble import Ensemble
-from kilter.blocks.posterior import dirichlet, learning_rate, recount, sharpen, spread, swa, unit_spread
+from kilter.blocks.posterior import (
+    deviation_of,
+    dirichlet,
+    learning_rate,
+    refresh_batchnorm,
+    sharpen,
+    swa,
+    unit_deviation,
+)
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Rows, Tree, step
 from kilter.options import option
 from kilter.params import average, mean, scale
@@ -32,19 +40,19 @@ Reply = tuple[Params, Params | None, int]  # SWA mean, variance s2 of its path i
 
 @dataclass(frozen=True, kw_only=True)
 class FedSBME(Method):
-    """SWA at clients; a posterior over their models; the server trains on its own labelled rows, or learns from the ensemble.
+    """SWA at clients, a posterior over their models, and a server that trains on its own labelled rows or distils the ensemble.
 
-    theta_i = mean of i's weights after its last epochs; pi_i = |D_i| / sum |D|; mean = sum_i pi_i theta_i; samples, m = 1..M,
-        gaussian   mean + scale sqrt(Sigma) eps, Sigma = sum_i pi_i [(theta_i - mean)^2 + kappa s2_i]    (kappa 0: Eq. 3)
+    theta_i is the mean of client i's weights after its last epochs; pi_i = |D_i| / sum |D|; mean = sum_i pi_i theta_i. Samples:
+        gaussian   mean + scale sqrt(Sigma) eps, Sigma = sum_i pi_i [(theta_i - mean)^2 + kappa s2_i]    (kappa = 0: Eq. 3)
         dirichlet  sum_i omega_i theta_i, omega_i ~ g_i |D_i|, g ~ Dir(gamma, ...), or omega ~ Dir(gamma |S| pi)
-    and E = {mean} U {theta_i} U samples gives p(y|x) = mean_E softmax(f(x)). The next model begins at the mean, and the server
-        supervised   trains it on its labels, with SWA
-        distill      trains it towards p(y|x), sharpened, on its inputs: the labels are not used (FedBE)
-        both         half and half
-        average      does not train: the plain mean of E
-    BatchNorm's statistics are never sampled: whatever is averaged or sampled has them computed anew. Three results are reported:
-    mean, trained (the next model) and ensemble. The paper's 1/T (Eq. 3) and Eq. 5, whose weights do not sum to one, are not kept.
-    Fewer replies: the posterior is over who replied.
+    The ensemble E = {mean} U {theta_i} U samples gives p(y|x) = mean_E softmax(f(x)). The next model starts at the mean. The server
+        supervised   trains it on its labelled rows, with SWA
+        distill      trains it towards the sharpened p(y|x) on its inputs, without labels (FedBE)
+        both         does both, with equal weights
+        average      replaces it by the plain mean of E, without training
+    BatchNorm's statistics are not sampled but recomputed after every average and sample. Three results are reported: mean,
+    trained (the next model) and ensemble. We leave out the paper's 1/T (Eq. 3) and Eq. 5, whose weights do not sum to one.
+    With fewer replies, the posterior is over the clients that replied.
     Keeps: nothing.  Sends: theta_i, how many rows it trained on, and s2_i if kappa > 0 (then twice FedAvg's upload).
     """
 
@@ -79,7 +87,7 @@ class FedSBME(Method):
 
     @step
     def begin(self, hub: Node) -> Generator[Fit, Params, Params]:
-        """Line 1: the server trains on its own rows."""
+        """Algorithm line 1: the server trains on its own rows."""
         w = self.task.init(hub.seed)
         return (yield from self.tune(hub, self.loss, w, self.pretrain)) if self.pretrain else w
 
@@ -89,7 +97,7 @@ class FedSBME(Method):
         w, s2, n = yield from swa(
             node, self.loss, theta, replace(self.local, lr=lr), self.swa_start, squares=self.kappa > 0
         )
-        w = recount(self.task, w, node.data.train) if n > 1 else w
+        w = refresh_batchnorm(self.task, w, node.data.train) if n > 1 else w
         return w, s2, len(node.data.train)
 
     @step
@@ -102,24 +110,24 @@ class FedSBME(Method):
         """{mean} U clients U samples."""
         clients, within, sizes = [w for w, _, _ in replies], [s for _, s, _ in replies if s], [n for _, _, n in replies]
         rows = public(hub)
-        e = ensemble.ensemble(recount(self.task, average(zip(clients, sizes, strict=True)), rows), clients)
+        e = ensemble.ensemble(refresh_batchnorm(self.task, average(zip(clients, sizes, strict=True)), rows), clients)
         if self.posterior == "dirichlet":
             rng = numpy_generator(hub.seed, hub.round, "posterior")
             by_size = self.dirichlet_mode == "size_concentration"
             e["shares"] = dirichlet(sizes, self.gamma, by_size, self.samples, rng)
         else:
             if self.norm_deltas:
-                e["centre"], deviation = unit_spread(theta, clients)
+                e["centre"], deviation = unit_deviation(theta, clients)
             else:
-                deviation = spread(e["mean"], clients, sizes, within or None, self.kappa)
+                deviation = deviation_of(e["mean"], clients, sizes, within or None, self.kappa)
             e["deviation"] = scale(deviation, self.scale)
             e["seeds"] = [derive(hub.seed, hub.round, "posterior", m) for m in range(self.samples)]
-        return ensemble.settle(self.task, e, rows)
+        return ensemble.with_statistics(self.task, e, rows)
 
     def learn(self, hub: Node, e: Ensemble) -> Generator[Fit, Params, Params]:
         """The next model."""
         if self.server_mode == "average":
-            return recount(self.task, mean(ensemble.members(e)), public(hub))
+            return refresh_batchnorm(self.task, mean(ensemble.members(e)), public(hub))
         if not self.server_epochs:
             return e["mean"]
         if self.server_mode == "supervised":
@@ -133,13 +141,13 @@ class FedSBME(Method):
         """SWA on the server's rows."""
         plan: Plan = replace(self.local, lr=self.server_lr, batch=self.server_batch, epochs=epochs, decay=1.0)
         w, _, _ = yield from swa(hub, loss, w, plan, self.swa_start, False, public(hub), **columns)
-        return recount(self.task, w, public(hub))
+        return refresh_batchnorm(self.task, w, public(hub))
 
     def loss(self, w: Params, batch: Batch, _: Tree) -> Tensor:
         return self.task.loss(w, batch)
 
     def distil(self, w: Params, batch: Batch, _: Tree) -> Tensor:
-        """KL(ensemble || model), for `both` the mean of it and the labels' loss."""
+        """KL(ensemble || model); with `both`, the mean of it and the loss of the labels."""
         outputs = self.task.outputs(w, batch["x"], training=True)
         kl = kl_div(log_softmax(outputs, 1), batch["target"], reduction="none").sum(1)
         return ((kl + self.task.rows_loss(outputs, batch["y"])) / 2 if self.server_mode == "both" else kl).mean()
@@ -158,7 +166,7 @@ class FedSBME(Method):
         }
 
     def shared(self, state: State) -> State:
-        """The others' models are not shown to clients."""
+        """Clients do not see the models of other clients."""
         return State(theta=state["theta"], ensemble=None, lr=state["lr"])
 
 

@@ -14,11 +14,11 @@ from kilter.params import average
 
 @dataclass(frozen=True, kw_only=True)
 class Moon(Method):
-    """FedAvg with a contrast of representations: keep z near the global model's z_g and away from one's past models' z_p:
+    """FedAvg with a contrastive loss on representations: z stays near the global model's z_g and away from past local models' z_p:
 
     l = CE + mu l_con,  l_con = -ln [e^{cos(z, z_g)/tau} / (e^{cos(z, z_g)/tau} + sum_p e^{cos(z, z_p)/tau})].
-    z is the body's output (with a projection, its output). Both others are fixed during a fit, so each row's are computed
-    once. In a node's first round its pool of past models is empty and l_con = -ln 1 = 0.
+    z is the output of the body (of the projection, if the model has one). z_g and z_p are fixed during a fit, so they are
+    computed once for each row. In a node's first round there are no past models, and l_con = -ln 1 = 0.
     Keeps: its last local models.  Sends: its model, and how many rows it trained on.
     """
 
@@ -39,7 +39,9 @@ class Moon(Method):
         past = node.state.get("past", [])
         near = self.represent(w, node)
         far = [self.represent(p, node) for p in past] + [torch.zeros_like(near)] * (self.buffer - len(past))
-        held = torch.arange(self.buffer) < len(past)  # an empty place is masked, so that all nodes' fits have one shape
+        held = torch.arange(self.buffer) < len(
+            past
+        )  # empty places are masked, so that the fits of all nodes have one shape
         w = yield node.fit(self.loss, w, self.local, ctx=held, near=near, far=torch.stack(far, 1))
         node.state["past"] = [*past, w][-self.buffer :]
         return w, len(node.data.train)
@@ -61,5 +63,5 @@ class Moon(Method):
         return torch.cat([pull, push], 1).logsumexp(1) - pull[:, 0]
 
     def represent(self, w: Params, node: Node) -> Tensor:
-        """z of all rows by this model, in evaluation mode."""
+        """z of all rows with this model, in evaluation mode."""
         return self.task.batched(lambda x: self.task.features(w, x), node.data.train["x"])

@@ -1,4 +1,4 @@
-"""Pooled: all rows brought together and trained on in one place. The upper bound that privacy forbids."""
+"""Pooled: centralised training on the rows of all nodes. The upper bound that privacy rules out."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, R
 
 @dataclass(frozen=True, kw_only=True)
 class Pooled(Method):
-    """Every node hands over its raw training rows once; the aggregator then trains on their union, `local` a round.
+    """Every node sends its raw training rows once; the aggregator then trains on their union, one fit (`local`) in each round.
 
-    Keeps: nothing.  Sends: ITS RAW DATA. For comparison only; the traffic of the data is in the books.
+    Keeps: nothing.  Sends: ITS RAW DATA. For comparison only; the data counts as traffic.
     """
 
     needs = frozenset({"aggregator"})

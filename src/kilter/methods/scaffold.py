@@ -14,9 +14,9 @@ State = tuple[Params, Params]  # the model x and the control variate c
 
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(Method):
-    """Local steps y <- y - eta (g - c_i + c); then c_i <- c_i - c + (x - y)/(K eta), x and c move by the mean change.
+    """Local steps y <- y - eta (g - c_i + c); then c_i <- c_i - c + (x - y)/(K eta). x and c move by the mean change.
 
-    With momentum, K eta becomes the way one unit of gradient travels, so that c_i stays a mean gradient (`Plan.travel`).
+    With momentum, the distance that a unit gradient travels (`Plan.travel`) replaces K eta: c_i stays a mean gradient.
     Keeps: its control variate c_i.  Sends: its model and the change of c_i (twice FedAvg's traffic).
     """
 
@@ -36,8 +36,8 @@ class Scaffold(Method):
         x, c = state
         c_i = node.state.get("c", zeros(c))
         y = yield node.fit(self.loss, x, self.local, ctx=sub(c, c_i))
-        way = self.local.at(node.round).travel(len(node.data.train))
-        node.state["c"] = add(sub(c_i, c), scale(sub(x, y), 1 / way))
+        travel = self.local.at(node.round).travel(len(node.data.train))
+        node.state["c"] = add(sub(c_i, c), scale(sub(x, y), 1 / travel))
         return y, sub(node.state["c"], c_i)
 
     @step

@@ -1,18 +1,18 @@
-"""Server only: what the aggregator's own labelled rows are worth without any client. A control for FEDSBME."""
+"""Server only: training on the aggregator's labelled rows, without clients. A control for FEDSBME."""
 
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from kilter.blocks.posterior import recount, swa
+from kilter.blocks.posterior import refresh_batchnorm, swa
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Tree, step
 from kilter.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOnly(Method):
-    """The aggregator trains on its public rows as FEDSBME's server does, round after round; clients are never asked.
+    """The aggregator trains on its public rows in every round, as the server of FEDSBME does. Clients take no part.
 
     Keeps: nothing.  Sends: nothing.
     """
@@ -38,7 +38,7 @@ class ServerOnly(Method):
         assert hub.public is not None
         plan = replace(self.local, lr=self.server_lr, batch=self.server_batch, epochs=epochs, decay=1.0)
         w, _, _ = yield from swa(hub, self.loss, w, plan, self.swa_start, rows=hub.public)
-        return recount(self.task, w, hub.public)
+        return refresh_batchnorm(self.task, w, hub.public)
 
     def loss(self, w: Params, batch: Batch, _: Tree) -> Tensor:
         return self.task.loss(w, batch)

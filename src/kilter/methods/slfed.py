@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from kilter.blocks.gan import GAN
-from kilter.blocks.secure_sum import SCHEMES, Scheme, desk, looking_like, quantised
+from kilter.blocks.secure_sum import SCHEMES, Scheme, matching, quantised, scratch
 from kilter.blocks.subjective_logic import Opinion, discount, from_evidence, fuse_all, is_opinion, threshold
 from kilter.core import Batch, Federation, Fit, Mail, Method, Node, Params, Post, Tree, as_float, step
 from kilter.options import option
@@ -23,15 +23,15 @@ Boxes = dict[str, Any]  # {sender: letter}
 
 @dataclass(frozen=True, kw_only=True)
 class SLFed(Method):
-    """Peers judge each other on GAN pictures, choose by uncertainty and weigh by similarity; no server, no global model.
+    """Peers compare their models on GAN pictures, choose contributors by uncertainty and weight them by similarity. No server.
 
     A and B are linked if one of them drew the other. With D_i^j the class counts of j's model on i's pictures,
     lam = (cos(D_A^A, D_A^B) + cos(D_B^A, D_B^B)) / 2;  alpha += lam, beta += 1 - lam;  (s, d, u) = (alpha, beta, 2)/(alpha+beta+2).
-    Partners tell their direct opinions, which A discounts and fuses. Contributors C: u_C <= tau (Eq. 16), sigma_C = s_C, and
-    PAM_A = (M_A + sum sigma_C M_C) / (1 + sum sigma_C), where A sees only sums of shares.
+    Partners send their direct opinions, which A discounts and fuses. Contributors C are those with u_C <= tau (Eq. 16);
+    sigma_C = s_C, and PAM_A = (M_A + sum sigma_C M_C) / (1 + sum sigma_C), where A sees only sums of shares. No global model.
 
-    As printed: `share="scalar", prior=1`. What `share` reveals is said in `kilter.blocks.secure_sum`. The record says whom
-    a peer listened to and how sure it was: `kilter trust` draws it. Between peers on a network each has only its own record.
+    As printed: `share="scalar", prior=1`. `kilter.blocks.secure_sum` says what each `share` reveals. The record of a run says whom
+    a peer listened to and how certain it was (`kilter trust` draws it). On a network, each peer has only its own record.
     Keeps: its model, its evidence on others, its GAN.  Sends: GAN pictures, class counts, opinions, shares of its model.
     """
 
@@ -52,24 +52,26 @@ class SLFed(Method):
 
     def round(self, fed: Federation, state: None) -> None:
         if fed.round <= self.frozen and (fed.round - 1) % self.refresh == 0:
-            fed.map(self.paint)  # train the GAN; new pictures
-        mail: Mail = fed.map(self.train)  # pictures and my class counts on them, to those I am linked with
-        mail = fed.map(self.judge, mail)  # class counts of my model on your pictures, back to you
-        mail = fed.map(self.opine, mail)  # similarity -> evidence; my direct opinions to my partners
-        mail = fed.map(self.choose, mail)  # discount, fuse, threshold; (sigma, list) to whom I chose
-        mail = fed.map(self.split, mail)  # my model in shares, to those who contribute with me
-        mail = fed.map(self.add_up, mail)  # the sum of the shares I hold, to each who asked
-        fed.map(self.adopt, mail)  # my personal aggregated model
+            fed.map(self.paint)  # train the GAN and generate new pictures
+        mail: Mail = fed.map(self.train)  # send pictures and my class counts on them to linked peers
+        mail = fed.map(self.judge, mail)  # return the class counts of my model on your pictures
+        mail = fed.map(self.opine, mail)  # update evidence; send my direct opinions to partners
+        mail = fed.map(self.choose, mail)  # discount, fuse, threshold; send (sigma, list) to contributors
+        mail = fed.map(self.split, mail)  # send shares of my model to the other contributors
+        mail = fed.map(self.add_up, mail)  # send the sum of the shares I hold to each requester
+        fed.map(self.adopt, mail)  # compute my personal aggregated model
 
     # Steps ----------------------------------------------------------------------------------------------------------
 
     @step
     def paint(self, node: Node, _: None) -> Generator[Fit, Params, None]:
-        gan = painter(node.data.train.tables["x"].shape[1:])
+        gan = gan_for(node.data.train.tables["x"].shape[1:])
         z = gan.noise(len(node.data.train), node.seed, node.round, node.id)
         plan = Adam(lr=2e-3, beta1=0.5, epochs=self.gan_epochs, batch=64)
         node.state["gan"] = yield node.fit(gan.loss, node.state.get("gan") or gan.init(node.seed), plan, z=z)
-        node.state["pictures"] = gan.paint(node.state["gan"], self.pictures, node.seed, node.round, node.id, "pictures")
+        node.state["pictures"] = gan.sample(
+            node.state["gan"], self.pictures, node.seed, node.round, node.id, "pictures"
+        )
 
     @step
     def train(self, node: Node, _: None) -> Generator[Fit, Params, Post]:
@@ -77,26 +79,26 @@ class SLFed(Method):
         if "pictures" not in node.state:
             node.notes.append("it has no pictures yet and judges nobody this round")
             return Post()
-        desk(node)["mine"] = self.counts(node, node.state["pictures"])
-        letter = {"pictures": node.state["pictures"], "counts": desk(node)["mine"]}
+        scratch(node)["mine"] = self.counts(node, node.state["pictures"])
+        letter = {"pictures": node.state["pictures"], "counts": scratch(node)["mine"]}
         return Post(dict.fromkeys(self.links(node), letter))
 
     @step
     def judge(self, node: Node, box: Boxes) -> Post:
-        if "mine" not in desk(node):
+        if "mine" not in scratch(node):
             return Post()
-        box = looking_like({"pictures": node.state["pictures"], "counts": desk(node)["mine"]}, box)
-        said = {b: self.counts(node, letter["pictures"]) for b, letter in box.items()}
-        desk(node)["yours"] = {b: cosine(box[b]["counts"], counts) for b, counts in said.items()}
-        return Post(said)
+        box = matching({"pictures": node.state["pictures"], "counts": scratch(node)["mine"]}, box)
+        counts = {b: self.counts(node, letter["pictures"]) for b, letter in box.items()}
+        scratch(node)["yours"] = {b: cosine(box[b]["counts"], mine) for b, mine in counts.items()}
+        return Post(counts)
 
     @step
     def opine(self, node: Node, box: Boxes) -> Post:
         evidence = dict(node.state.get("evidence", {}))
-        yours = desk(node).get("yours", {})
-        partners = [b for b in looking_like(desk(node).get("mine"), box) if b in yours]
+        yours = scratch(node).get("yours", {})
+        partners = [b for b in matching(scratch(node).get("mine"), box) if b in yours]
         for b in partners:
-            lam = (cosine(desk(node)["mine"], box[b]) + yours[b]) / 2
+            lam = (cosine(scratch(node)["mine"], box[b]) + yours[b]) / 2
             alpha, beta = evidence.get(b, (self.prior, self.prior))
             evidence[b] = alpha + lam, beta + 1 - lam
         node.state["evidence"] = evidence
@@ -107,22 +109,22 @@ class SLFed(Method):
     def choose(self, node: Node, box: Boxes) -> Post:
         direct = {c: from_evidence(*e) for c, e in node.state.get("evidence", {}).items()}
         known = {c: Opinion(*o) for c, o in node.state.get("known", {}).items()} | direct
-        told = {b: opinions(table) for b, table in box.items() if b in direct}
-        heard = {c for table in told.values() for c in table if c in node.peers}
-        for c in heard:
-            hearsay = [discount(direct[b], table[c]) for b, table in told.items() if c in table]
-            known[c] = fuse_all([direct[c], *hearsay] if c in direct else hearsay)
+        received = {b: opinions(table) for b, table in box.items() if b in direct}
+        subjects = {c for table in received.values() for c in table if c in node.peers}
+        for c in subjects:
+            indirect = [discount(direct[b], table[c]) for b, table in received.items() if c in table]
+            known[c] = fuse_all([direct[c], *indirect] if c in direct else indirect)
         node.state["known"] = {c: tuple(o) for c, o in known.items()}
         if not known:
             return Post()
         tau = threshold([o.u for o in known.values()])
         chosen = {c: quantised(o.s) for c, o in sorted(known.items()) if o.u <= tau and quantised(o.s) > 0}
-        unsure = sum(o.u for o in known.values()) / len(known)
-        node.notes.append({"known": len(known), "uncertainty": unsure, "chosen": len(chosen)})
+        uncertainty = sum(o.u for o in known.values()) / len(known)
+        node.notes.append({"known": len(known), "uncertainty": uncertainty, "chosen": len(chosen)})
         if len(chosen) < 2:
             node.notes.append("fewer than two contributors: it keeps its own model, for one alone would be laid bare")
             return Post()
-        desk(node)["asked"] = chosen
+        scratch(node)["asked"] = chosen
         return self.scheme.request(node, chosen)
 
     @step
@@ -135,26 +137,26 @@ class SLFed(Method):
 
     @step
     def adopt(self, node: Node, box: Boxes) -> None:
-        if "asked" not in desk(node):
+        if "asked" not in scratch(node):
             return
-        found = self.scheme.join(node, box)
-        if found is None or shapes(found[0]) != shapes(weights_and_means(node.state["w"])):
+        joined = self.scheme.join(node, box)
+        if joined is None or shapes(joined[0]) != shapes(weights_and_means(node.state["w"])):
             node.notes.append("shares were lost on the way: it keeps its own model this round")
             return
-        total, sigma = found
+        total, sigma = joined
         node.notes.append({"listens": sigma})
         weight = 1 + sum(sigma.values())
         w: Params = node.state["w"]
         node.state["w"] = w | {k: ((w[k].double() + v) / weight).to(w[k].dtype) for k, v in total.items()}
 
-    # What the steps are made of ---------------------------------------------------------------------------------------
+    # Parts of the steps -----------------------------------------------------------------------------------------------
 
     @property
     def scheme(self) -> Scheme:
         return SCHEMES[self.share](self.trust)
 
     def links(self, node: Node) -> list[str]:
-        """Who drew me or whom I drew; the draw is common chance, so both sides know."""
+        """The peers that drew me or that I drew. Draws are derived from the seed, so both sides know them."""
 
         def drawn(a: str) -> set[str]:
             others = [i for i in sorted({node.id, *node.peers}) if i != a]
@@ -164,7 +166,7 @@ class SLFed(Method):
         return [b for b in node.peers if b in drawn(node.id) or node.id in drawn(b)]
 
     def counts(self, node: Node, pictures: Tensor) -> Tensor:
-        """D: how many of these pictures my model calls by each class."""
+        """D: how many of these pictures my model assigns to each class."""
         outputs = self.task.predict(node.state["w"], as_float(pictures))
         return torch.bincount(outputs.argmax(1), minlength=outputs.shape[1])
 
@@ -182,17 +184,17 @@ class SLFed(Method):
 
 
 def cosine(a: Tensor, b: Tensor) -> float:
-    """cos of two count vectors, in 0..1."""
+    """The cosine of two count vectors, in 0..1."""
     return float(cosine_similarity(a.double(), b.double(), dim=0).clamp(0, 1))
 
 
 def weights_and_means(w: Params) -> Params:
-    """What is contributed: everything that can be averaged, counters not."""
+    """What a peer contributes: all floating-point parameters and buffers, no counters."""
     return weights(w) | {k: v for k, v in w.items() if v.is_floating_point()}
 
 
 def opinions(table: Tree) -> dict[str, Opinion]:
-    """Those in a partner's letter that are opinions."""
+    """The valid opinions in a partner's letter."""
     return {c: Opinion(*o) for c, o in table.items() if is_opinion(o)} if isinstance(table, dict) else {}
 
 
@@ -201,5 +203,5 @@ def shapes(w: Params) -> dict[str, torch.Size]:
 
 
 @cache
-def painter(shape: tuple[int, ...]) -> GAN:
+def gan_for(shape: tuple[int, ...]) -> GAN:
     return GAN(tuple(shape))

@@ -1,4 +1,4 @@
-"""SOLO: every node trains alone. The lower bound that federation must beat."""
+"""SOLO: every node trains alone. The baseline that federation must beat."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from kilter.core import Batch, Federation, Fit, Method, Node, Params, Tree, step
 
 @dataclass(frozen=True, kw_only=True)
 class Solo(Method):
-    """Local SGD from the common initial model, round after round, with no traffic at all. There is no global model.
+    """Every node trains from the common initial model, round after round, without communication. There is no global model.
 
     Keeps: its model.  Sends: nothing.
     """

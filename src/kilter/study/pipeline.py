@@ -107,8 +107,8 @@ def page(results: Results, made: dict[str, Any], figures: list[Path]) -> str:
         f"runs: {made['runs']} of {of}, {made['minutes']} minutes of one core's training and evaluation",
     ]
     head = f"# {study.name}" + (f", preset {study.preset}" if study.preset else "")
-    made_of = "\n".join(f"- {fact}" for fact in facts)
-    return f"{head}\n\n{about}{made_of}\n\n{markdown(results)}\n## Figures\n\n" + "\n".join(pictures)
+    made_with = "\n".join(f"- {fact}" for fact in facts)
+    return f"{head}\n\n{about}{made_with}\n\n{markdown(results)}\n## Figures\n\n" + "\n".join(pictures)
 
 
 def as_json(results: Results, made: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kilter import SGD, Adam, Fit, Rows, Simulation, federate
-from kilter.blocks.density.made import MADE, density_task, made_of
+from kilter.blocks.density.made import MADE, density_task, made_with
 from kilter.blocks.density.ratio import loss_of
 from kilter.fast.fits import run
 from kilter.methods.fedavg import FedAvg
@@ -116,7 +116,7 @@ def fit_of(kind: str, client: int, epochs: int) -> Fit:
 )
 def test_learns_what_depends_on_what(kind, best):
     task = density_task(3, 32, kind, 0)
-    made = made_of(task, run_one(fit_of(kind, 0, epochs=40)).params)
+    made = made_with(task, run_one(fit_of(kind, 0, epochs=40)).params)
     fresh = correlated(kind, 2000, 9)
     assert float(-made(fresh).sum(1).detach().mean()) == pytest.approx(best, abs=0.15)
     assert float(torch.corrcoef(made.sample(2000, generator(5))[:, :2].T)[0, 1]) > 0.7

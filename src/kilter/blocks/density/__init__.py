@@ -1,1 +1,1 @@
-"""Models of how data is distributed, for the methods that need one."""
+"""Density models: MADE for rows, Gaussian mixtures for labels, and density ratios as row weights."""

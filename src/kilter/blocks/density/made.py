@@ -16,14 +16,14 @@ from kilter.seeds import generator
 from kilter.tasks import Task
 
 Kind = Literal["bernoulli", "gaussian"]
-NARROW, WIDE = math.log(1e-2), math.log(1e2)  # bounds of ln variance: a constant column has no density
+NARROW, WIDE = math.log(1e-2), math.log(1e2)  # bounds of ln variance: a constant column would have none
 
 
 class MADE(nn.Module):
-    """p(x) = prod_d p(x_d | x_<d): a network whose d-th output sees only the inputs before the d-th.
+    """p(x) = prod_d p(x_d | x_<d): a network whose d-th output depends only on the inputs before the d-th.
 
     Hidden unit j has a degree m(j) in 1..D-1 and sees inputs d <= m(j); output d sees units with m(j) < d. Degrees come from
-    `seed`, so that everyone's weights mean the same function. `x` is (N, ...), flattened to (N, D):
+    `seed`, so that the same weights are the same function at every node. `x` is (N, ...), flattened to (N, D):
     bernoulli   u = sigmoid(c + V relu(b + W x)), ln p_d = x_d ln u_d + (1 - x_d) ln(1 - u_d), for values in 0..1
     gaussian    (mu, s) = c + V relu(b + W x),    ln p_d = ln N(x_d; mu_d, e^{s_d}), for standardised tables
 
@@ -48,14 +48,14 @@ class MADE(nn.Module):
         heads = 2 if kind == "gaussian" else 1
         self.sees = nn.Linear(inputs, len(drawn))  # W, b
         self.says = nn.Linear(len(drawn), heads * inputs)  # V, c; gaussian: means, then log-variances
-        # Everyone can make the masks: they are no part of what is kept or sent.
+        # The masks follow from the seed, so they are neither stored nor sent.
         self.register_buffer("sees_mask", (drawn[:, None] >= order).float(), persistent=False)
         self.register_buffer("says_mask", (order[:, None] > drawn).float().repeat(heads, 1), persistent=False)
         self.sees_mask: Tensor
         self.says_mask: Tensor
 
     def outputs(self, x: Tensor) -> Tensor:
-        """What the network says of x (N, D): logits, or means and log-variances side by side."""
+        """Outputs for x (N, D): logits, or means followed by log-variances."""
         seen = linear(x, self.sees.weight * self.sees_mask, self.sees.bias).relu()
         return linear(seen, self.says.weight * self.says_mask, self.says.bias)
 
@@ -65,7 +65,7 @@ class MADE(nn.Module):
         return self.log_density(x, self.outputs(x))
 
     def log_density(self, x: Tensor, outputs: Tensor) -> Tensor:
-        """ln of the densities that these outputs give x, value by value."""
+        """The log-density of each value of x under these outputs."""
         if self.kind == "bernoulli":
             return x * outputs - softplus(outputs)
         mean, spread = outputs.chunk(2, dim=1)
@@ -75,39 +75,41 @@ class MADE(nn.Module):
     @torch.no_grad()
     def means(self, x: Tensor) -> Tensor:
         """E[x_d | x_<d], (N, D): the reconstruction of x."""
-        said = self.outputs(x.flatten(1))
-        return said.sigmoid() if self.kind == "bernoulli" else said.chunk(2, dim=1)[0]
+        outputs = self.outputs(x.flatten(1))
+        return outputs.sigmoid() if self.kind == "bernoulli" else outputs.chunk(2, dim=1)[0]
 
     @torch.no_grad()
     def sample(self, rows: int, rng: torch.Generator) -> Tensor:
-        """Ancestral samples (rows, D), one value after the other; what hidden units have seen is carried along."""
+        """Ancestral samples (rows, D), column by column. The inputs of the hidden units are updated along the way."""
         sees, says = (self.sees.weight * self.sees_mask).T, self.says.weight * self.says_mask
         seen = self.sees.bias.repeat(rows, 1)
         drawn = torch.empty(rows, self.inputs)
         for d in range(self.inputs):
-            said = seen.relu() @ says[d :: self.inputs].T + self.says.bias[d :: self.inputs]  # (rows, 1 or 2)
+            output = seen.relu() @ says[d :: self.inputs].T + self.says.bias[d :: self.inputs]  # (rows, 1 or 2)
             if self.kind == "bernoulli":
-                drawn[:, d] = torch.bernoulli(said[:, 0].sigmoid(), generator=rng)
+                drawn[:, d] = torch.bernoulli(output[:, 0].sigmoid(), generator=rng)
             else:
-                width = torch.exp(said[:, 1].clamp(NARROW, WIDE) / 2)
-                drawn[:, d] = said[:, 0] + width * torch.randn(rows, generator=rng)
+                width = torch.exp(output[:, 1].clamp(NARROW, WIDE) / 2)
+                drawn[:, d] = output[:, 0] + width * torch.randn(rows, generator=rng)
             seen += drawn[:, d, None] * sees[d]
         return drawn
 
 
 def nll(log_density: Tensor, _: Tensor) -> Tensor:
-    """-ln p(x) of each row: the loss of a Task around a MADE, whatever the labels."""
+    """-ln p(x) of each row: the loss of a MADE. Labels are ignored."""
     return -log_density.sum(1)
 
 
 @lru_cache(maxsize=8)
 def density_task(inputs: int, hidden: int, kind: Kind, seed: int) -> Task:
-    """A MADE as a Task: it trains as any network does, and `task.predict` gives ln p(x_d | x_<d). One object for all
-    nodes, so that their fits can be stacked."""
+    """A MADE as a Task: it trains like any network, and `task.predict` gives ln p(x_d | x_<d).
+
+    All nodes share one object, so that their fits can be stacked.
+    """
     return Task(lambda: MADE(inputs, hidden, kind, seed), loss=nll, metrics={})
 
 
-def made_of(task: Task, w: Params) -> MADE:
+def made_with(task: Task, w: Params) -> MADE:
     """The MADE with these weights."""
     module = task.load(w)
     assert isinstance(module, MADE)

@@ -1,13 +1,12 @@
 """Gaussian mixtures of class labels: EM, the number of components by BIC, and the mass a mixture gives to each class.
 
-A mixture theta is an array (M, 3) with a row (pi_m, mu_m, v_m) for each component; labels are given as counts n_c of the classes
-c = 0, 1, ..., C - 1, which is all that EM needs of them.
+A mixture theta is an array (M, 3) with a row (pi_m, mu_m, v_m) for each component. Labels are counts n_c of the classes
+c = 0, 1, ..., C - 1, which is all that EM needs.
 
-EM is written out because scikit-learn's GaussianMixture cannot do three things asked of it here. It adds `reg_covar` to every
-variance where v >= v_floor is wanted: on labels, which are whole numbers, components shrink on single classes, and the other
-likelihood changes the number of components BIC chooses. It takes no counts, and so goes over n_k rows where C classes would do
-(ten times slower for 255 rows). And it refuses a single row. Where the floor does not bind, both give the same numbers
-(tests/density/test_mixture.py).
+We do not use scikit-learn's GaussianMixture for three reasons. It adds `reg_covar` to every variance, while we need the bound
+v >= v_floor: labels are whole numbers, so components shrink onto single classes, and a different likelihood changes the number of
+components that BIC chooses. It takes no counts, so it iterates over n_k rows instead of C classes (ten times slower for 255 rows).
+And it refuses a single row. Where the bound is inactive, both give the same numbers (tests/blocks/density/test_mixture.py).
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from scipy.special import ndtr
 
 Floats = NDArray[np.float64]
 
-ITERATIONS = 1500  # of EM, at most
+ITERATIONS = 1500  # most iterations of EM
 
 
 def fit(counts: ArrayLike, components: int, v_floor: float = 1e-2, tolerance: float = 1e-6) -> Floats:
     """EM for a mixture of this many components: gamma_cm ~ pi_m N(c; mu_m, v_m), then weighted moments, v_m >= v_floor.
 
-    Starts from pi = 1/M, v = var(y) and mu at M evenly spaced (Hazen) quantiles of the labels that occur, which are distinct;
-    stops when the log-likelihood moves by less than the tolerance.
+    Starts from pi = 1/M, v = var(y) and mu at M evenly spaced (Hazen) quantiles of the labels that occur, which are distinct.
+    Stops when the log-likelihood changes by less than the tolerance.
 
     >>> fit([30, 10, 0, 0, 0, 0, 0, 0, 40, 20], components=2).round(4).tolist()
     [[0.4, 0.25, 0.1875], [0.6, 8.3333, 0.2222]]
@@ -51,21 +50,21 @@ def fit(counts: ArrayLike, components: int, v_floor: float = 1e-2, tolerance: fl
             break
         last = lnl
         gamma = n[:, None] * np.exp(joint - evidence[:, None])
-        mass = np.maximum(gamma.sum(0), 1e-300)  # a component that has lost all labels keeps pi = 0
+        mass = np.maximum(gamma.sum(0), 1e-300)  # a component without any label keeps pi = 0
         pi, mu = mass / n.sum(), c @ gamma / mass
         v = np.maximum((gamma * (c[:, None] - mu) ** 2).sum(0) / mass, v_floor)
     return np.stack([pi, mu, v], axis=1)
 
 
 def choose(counts: ArrayLike, rho: float = 0.5, v_floor: float = 1e-2, tolerance: float = 1e-6) -> Floats:
-    """The mixture of least BIC among those of 1 to ceil(rho |Y|) components; the smallest of equals."""
+    """The mixture of 1 to ceil(rho |Y|) components with the lowest BIC; the smaller one in a tie."""
     limit = most(int(np.count_nonzero(counts)), rho)
     fits = [fit(counts, m, v_floor, tolerance) for m in range(1, limit + 1)]
     return min(fits, key=lambda theta: bic(theta, counts))
 
 
 def most(labels: int, rho: float = 0.5) -> int:
-    """M_max = ceil(rho |Y|), at least one component and at most one a label.
+    """M_max = ceil(rho |Y|): at least one component, at most one for each label.
 
     >>> [most(labels) for labels in (1, 2, 3, 5, 10)]
     [1, 1, 2, 3, 5]
@@ -81,18 +80,18 @@ def log_likelihood(theta: Floats, counts: ArrayLike) -> float:
 
 
 def bic(theta: Floats, counts: ArrayLike) -> float:
-    """-2 lnL + (3 M - 1) ln n: a weight, a mean and a variance for each component, less one as the weights sum to 1."""
+    """-2 lnL + (3 M - 1) ln n: a weight, a mean and a variance for each component, minus one because the weights sum to 1."""
     return -2 * log_likelihood(theta, counts) + (3 * len(theta) - 1) * float(np.log(np.sum(counts)))
 
 
 def density(theta: Floats, classes: int) -> Floats:
-    """The density at 0, 1, ..., classes - 1. Not a distribution over classes: it need not sum to 1."""
+    """The density at 0, 1, ..., classes - 1. It need not sum to 1."""
     pi, mu, v = theta.T
     return np.exp(-((np.arange(classes)[:, None] - mu) ** 2) / (2 * v)) @ (pi / np.sqrt(2 * np.pi * v))
 
 
 def bins(theta: Floats, classes: int) -> Floats:
-    """The mass in [c - 1/2, c + 1/2] for every class c, the first and last bin open: it sums to 1."""
+    """The mass in [c - 1/2, c + 1/2] for each class c. The first and last bins are open, so it sums to 1."""
     pi, mu, v = theta.T
     edges = np.concatenate([[-np.inf], np.arange(classes - 1) + 0.5, [np.inf]])
     return np.diff(ndtr((edges[:, None] - mu) / np.sqrt(v)), axis=0) @ pi
@@ -106,6 +105,6 @@ def _log_joint(theta: Floats, at: Floats) -> Floats:
 
 
 def _log_sum(joint: Floats) -> Floats:
-    """ln sum_m exp, without underflow; scipy's logsumexp is most of EM's time."""
+    """ln sum_m exp, without underflow; scipy's logsumexp would take most of EM's time."""
     top = joint.max(axis=1)
     return np.asarray(top + np.log(np.exp(joint - top[:, None]).sum(axis=1)), dtype=np.float64)
