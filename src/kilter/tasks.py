@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from kilter.core import Batch, Params, Rows
 from kilter.errors import Mistake
-from kilter.fast import switch
+from kilter.fast import placement, switch
 from kilter.fast.memory_layout import channels_last, pool_before_relu
 from kilter.fast.single import Quick
 from kilter.metrics import Metric, measure_each
@@ -51,6 +51,7 @@ class Task:
         self._make = module if not isinstance(module, nn.Module) else None
         net = copy.deepcopy(module) if isinstance(module, nn.Module) else self._fresh(0)
         self._train, self._eval = copy.deepcopy(net).train(), net.eval()
+        self._buffers: dict[torch.device, Params] = {}
         self._train_fast = pool_before_relu(copy.deepcopy(net)).train()
         self._init: dict[int, Params] = {}  # the last seed's initial model
         self.rows_loss = loss
@@ -112,12 +113,21 @@ class Task:
         """What the network says of x. In training, BatchNorm updates the buffers in `params` in place."""
         net = self._network(training)
         out: Tensor = functional_call(
-            net, {name: params[ours] for name, ours in self.names.items()}, (self.standard(x),)
+            net,
+            {name: params[ours] for name, ours in self.names.items()} | self._constants(x.device),
+            (self.standard(x),),
         )
         return out
 
     def _network(self, training: bool) -> nn.Module:
         return (self._train_fast if switch.enabled() else self._train) if training else self._eval
+
+    def _constants(self, device: torch.device) -> Params:
+        """Buffers that are not part of the model (`persistent=False`), on this device."""
+        if device not in self._buffers:
+            named = self._eval.named_buffers()
+            self._buffers[device] = {name: b.to(device) for name, b in named if name not in self.names}
+        return self._buffers[device]
 
     def features(self, params: Params, x: Tensor, training: bool = False) -> Tensor:
         """What the submodule `body` says of x; `outputs` is `head` of it."""
@@ -125,19 +135,23 @@ class Task:
 
     def head(self, params: Params, features: Tensor) -> Tensor:
         """What the submodule `head` says of features."""
-        return self._part(self._eval, "head", params, features)
+        return self._part(self._network(False), "head", params, features)
 
     def _part(self, net: nn.Module, part: str, params: Params, x: Tensor) -> Tensor:
         if not hasattr(net, part):
             self.part(part)  # says what is missing
         names = {name: ours for name, ours in self.names.items() if name.startswith(part + ".")}
         own = {name.removeprefix(part + "."): params[ours] for name, ours in names.items()}
+        constants = self._constants(x.device).items()
+        own |= {name.removeprefix(part + "."): b for name, b in constants if name.startswith(part + ".")}
         out: Tensor = functional_call(getattr(net, part), own, (x,))
         return out
 
     def standard(self, x: Tensor) -> Tensor:
         """x as the network wants it: standardised where the task says so."""
-        return x if self._shift is None or self._spread is None else (x - self._shift) / self._spread
+        if self._shift is None or self._spread is None:
+            return x
+        return (x - self._shift.to(x.device)) / self._spread.to(x.device)
 
     def losses(self, params: Params, batch: Batch) -> Tensor:
         """The training loss of each row."""
@@ -150,8 +164,11 @@ class Task:
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         """Outputs in evaluation mode, in batches."""
-        params = channels_last(params)
-        return self.batched(lambda part: self.outputs(params, part), x)
+        device = placement.current()
+        params = placement.to_device(channels_last(params))
+        with placement.autocast():
+            outputs = self.batched(lambda part: self.outputs(params, part.to(device)), x)
+        return outputs if placement.on_cpu() else outputs.float().cpu()
 
     @torch.no_grad()
     def batched(self, f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

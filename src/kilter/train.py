@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kilter.core import Fit, Params
 from kilter.errors import Mistake
-from kilter.fast import foreach
+from kilter.fast import foreach, placement
 from kilter.fast.client_random import ClientRandom
 from kilter.fast.memory_layout import channels_last
 from kilter.fast.single import Single
@@ -190,25 +190,28 @@ def clip_(grads: list[Tensor], limit: float) -> None:
 
 
 def run_one(fit: Fit) -> Fitted:
-    """One node's training, step by step."""
+    """Train one node, step by step, on the current device."""
+    names, positions = trainable(fit), list(batches(fit))
+    fit = placement.place(fit)
     params = {k: v.clone() if v is fit.params[k] else v for k, v in channels_last(fit.params).items()}
-    names = trainable(fit)
     leaves = [params[k].requires_grad_() for k in names]
     state = fit.plan.begin(leaves)
-    total, t = torch.zeros(()), 0
-    # Dropout and the like draw from the fit's own generator; what is not known there, from torch's stream, seeded alike.
+    total, t = torch.zeros((), device=placement.current()), 0
+    scale = placement.LossScale()
+    # Dropout and the like draw from the fit's own generator; functions unknown there, from torch's, seeded with the same number.
     single = Single(ClientRandom(fit.seed))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(fit.seed)
-        for t, at in enumerate(batches(fit), start=1):
-            batch = fit.rows.batch(at)
-            with single:
+        for t, batch in enumerate(placement.batches(fit.rows, positions), start=1):
+            with single, placement.autocast():
                 loss = fit.loss(params, batch, fit.ctx)
-            found = torch.autograd.grad(loss, leaves, allow_unused=True)
+            raw = torch.autograd.grad(scale.up(loss), leaves, allow_unused=True)
             with torch.no_grad():
-                grads = [torch.zeros_like(w) if g is None else g for w, g in zip(leaves, found, strict=True)]
+                grads = [torch.zeros_like(w) if g is None else g for w, g in zip(leaves, raw, strict=True)]
+                scale.down_(grads)
                 if fit.plan.clip:
                     clip_(grads, fit.plan.clip)
                 fit.plan.update(leaves, grads, state, t)
                 total += loss.detach()
-    return Fitted({k: v.detach().contiguous() for k, v in params.items()}, float(total) / max(t, 1), t)
+    trained = {k: v.detach().contiguous() for k, v in params.items()}
+    return Fitted(trained if placement.on_cpu() else placement.to_host(trained), float(total) / max(t, 1), t)

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 TorchFunction = Callable[..., Any]
 Arguments = Sequence[Any]  # of a function of torch
 NamedArguments = Mapping[str, Any]
+Device = torch.device | str | None
 Recipe = Callable[[Generator], Tensor]
 FACTORIES = (torch.rand, torch.randn, torch.randint, torch.randperm)
 LIKE = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
@@ -66,18 +67,23 @@ class Draws(TorchFunctionMode):
     ) -> object:
         return self.own.get(func, func)(*args, **(kwargs or {}))
 
-    def draw(self, recipe: Recipe) -> Tensor:
-        """Draw for each client from its own generator."""
+    def draw(self, recipe: Recipe, device: Device = None) -> Tensor:
+        """Draw for each client from its own generator, on the CPU: the same numbers on every device."""
         if self.me is None:
-            return recipe(self.randoms[0].generator)
-        out: Tensor = _Drawn.apply(self.me, lambda: torch.stack([recipe(d.generator) for d in self.randoms]))  # type: ignore[no-untyped-call]
+            return recipe(self.randoms[0].generator).to(device or "cpu")
+
+        def stacked() -> Tensor:
+            return torch.stack([recipe(r.generator) for r in self.randoms]).to(device or "cpu")
+
+        out: Tensor = _Drawn.apply(self.me, stacked)  # type: ignore[no-untyped-call]
         return out
 
     def _factory(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def drawn(*args: Any, **kwargs: Any) -> Tensor:
             if kwargs.get("generator") is not None:
                 return function(*args, **kwargs)
-            return self.draw(lambda g: function(*args, **{**kwargs, "generator": g}))
+            device = kwargs.pop("device", None)
+            return self.draw(lambda g: function(*args, **{**kwargs, "generator": g}), device)
 
         return drawn
 
@@ -86,7 +92,7 @@ class Draws(TorchFunctionMode):
             shape, dtype = input.shape, kwargs.get("dtype") or input.dtype
             if kwargs.get("generator") is not None:
                 return function(input, **kwargs)
-            return self.draw(lambda g: make(shape, dtype=dtype, generator=g))
+            return self.draw(lambda g: make(shape, dtype=dtype, generator=g), kwargs.get("device") or input.device)
 
         return drawn
 
@@ -105,5 +111,5 @@ class Draws(TorchFunctionMode):
             return input * 0
         # The mask is drawn in index order, whatever the memory layout of the input.
         dtype = input.dtype
-        mask = self.draw(lambda g: torch.empty(shape, dtype=dtype).bernoulli_(1 - p, generator=g))
+        mask = self.draw(lambda g: torch.empty(shape, dtype=dtype).bernoulli_(1 - p, generator=g), input.device)
         return input * mask.div(1 - p)

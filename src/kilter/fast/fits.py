@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from kilter.core import Fit
 from kilter.fast import switch
 from kilter.train import Fitted, run_one
@@ -22,7 +24,16 @@ def run(fits: Sequence[Fit], stacked: bool = True) -> list[Fitted]:
     if MISSING:
         switch.report_once("Clients train one by one", MISSING)
     elif stacked and switch.enabled():
-        for group in groups(fits):
-            if len(group) > 1 and (results := run_stack([fits[k] for k in group])):
-                done |= dict(zip(group, results, strict=True))
+        waiting = groups(fits)
+        while waiting:
+            group = waiting.pop(0)
+            try:
+                if len(group) > 1 and (results := run_stack([fits[k] for k in group])):
+                    done |= dict(zip(group, results, strict=True))
+            except torch.OutOfMemoryError:
+                half = len(group) // 2
+                waiting = [group[:half], group[half:], *waiting]
+                switch.report_once(
+                    f"A stack of {len(group)} clients does not fit on the device: it is halved", "out of memory"
+                )
     return [done[k] if k in done else run_one(fit) for k, fit in enumerate(fits)]

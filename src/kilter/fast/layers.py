@@ -21,6 +21,7 @@ from torch._functorch import vmap as torchs
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd.function import _SingleLevelFunction
 
+from kilter.fast import placement
 from kilter.fast.client_random import ClientRandom, Draws
 
 Dims = tuple[int | None, ...]  # the client dimension of each argument; None: shared by all clients
@@ -37,7 +38,9 @@ def for_all(n: int, function: Callable[[Tensor, list[Tensor]], Tensor], tensors:
     torchs.lazy_load_decompositions()  # type: ignore[attr-defined]
     level = functorch._vmap_increment_nesting(n, "error")  # random numbers that are not a client's own are an error
     try:
-        me, *mine = [functorch._add_batch_dim(t, 0, level) for t in (torch.arange(n), *tensors)]
+        me, *mine = [
+            functorch._add_batch_dim(t, 0, level) for t in (torch.arange(n, device=placement.current()), *tensors)
+        ]
         return functorch._remove_batch_dim(function(me, mine), level, n, 0)
     finally:
         functorch._vmap_decrement_nesting()

@@ -31,7 +31,7 @@ class Single(Draws):
 
     def __init__(self, random: ClientRandom) -> None:
         super().__init__(None, [random])
-        if switch.enabled():
+        if switch.cpu_kernels():
             self.own[conv2d] = quick_conv2d
 
 
@@ -40,7 +40,7 @@ class Quick(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.enabled = switch.enabled()
+        self.enabled = switch.cpu_kernels()
 
     def __torch_function__(
         self, func: TorchFunction, types: object, args: Arguments = (), kwargs: NamedArguments | None = None

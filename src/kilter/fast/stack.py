@@ -12,17 +12,18 @@ takes part, never by the number of processes.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, groupby, islice, pairwise
 
 import torch
 from torch import Tensor
 
 from kilter.core import Batch, Fit, Loss, Tree, as_float
-from kilter.fast import foreach, switch
+from kilter.fast import foreach, placement, switch
 from kilter.fast.chunks import width
-from kilter.fast.client_random import ClientRandom
+from kilter.fast.client_random import ClientRandom, Draws
 from kilter.fast.layers import Layers, for_all
 from kilter.fast.memory_layout import stack_tensors, unstack
 from kilter.fast.tape import Product, Tapes, factors, plain
@@ -87,6 +88,8 @@ def run_stack(fits: Sequence[Fit]) -> list[Fitted] | None:
         return None
     try:
         return _train(fits)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # if the loss itself is wrong, training one by one will raise the same error
         expected = isinstance(error, NotImplementedError) or any(word in str(error) for word in UNSUPPORTED)
         if strict and not expected:
@@ -114,9 +117,10 @@ class _Context:
         self._own: list[Tensor] = []  # (clients, ...)
         self.shared: list[Tensor] = []
         self.tree = self._stacked(trees)
+        self._own, self.shared = placement.to_device((self._own, self.shared))
         # Everything but the tensors' numbers: what may change the computation.
         layout = tuple([(t.shape, t.stride(), t.dtype) for t in (*self._own, *self.shared)])
-        self.kind = _exactly(self.tree), layout, same(self.shared)
+        self.kind = _exactly(self.tree), layout, same(self.shared) if switch.cpu_kernels() else ()
 
     def _stacked(self, trees: Sequence[Tree]) -> Tree:
         first = trees[0]
@@ -173,11 +177,11 @@ class _Schedule:
     """The rows that one client uses in each step, looked up for all steps at once."""
 
     def __init__(self, fit: Fit) -> None:
-        self.rows = fit.rows
+        self.rows = fit.rows if placement.on_cpu() else placement.resident(fit.rows) or fit.rows
         self.sizes = lengths(len(fit.rows), fit.plan.batch) * fit.plan.epochs
         self.ends = tuple(accumulate(self.sizes))
-        self.at = order(fit)  # positions in the client's Rows
-        self.numbers = fit.rows.index.index_select(0, self.at)  # and in the shared tables
+        self.at = order(fit).to(self.rows.index.device)  # positions in the client's Rows
+        self.numbers = self.rows.index.index_select(0, self.at)  # and in the shared tables
 
     def size(self, t: int) -> int:
         """How many rows step t = 1, 2, ... uses; 0 after the last step."""
@@ -201,7 +205,7 @@ def _gather(schedules: Sequence[_Schedule], t: int) -> Batch:
         batch[name] = as_float(rows)
     for name in first.own:
         batch[name] = torch.stack([c.rows.own[name][c.part(c.at, t)] for c in schedules])
-    return batch
+    return batch if placement.on_cpu() else placement.to_device(batch)
 
 
 class _Step:
@@ -217,13 +221,16 @@ class _Step:
         columns: tuple[str, ...],
         ctx: _Context,
         randoms: list[ClientRandom],
+        scale: Callable[[Tensor], Tensor],
     ) -> None:
         self.loss, self.params, self.train, self.columns = loss, params, train, columns
-        self.ctx, self.randoms = ctx, randoms
+        self.ctx, self.randoms, self.scale = ctx, randoms, scale
 
     def __call__(self, params: list[Tensor], batch: list[Tensor], own: list[Tensor]) -> Sequence[Tensor | Product]:
         """The losses of all clients, then the gradients in the order of `train`."""
         inputs = [*params, *batch, *own, *self.ctx.shared]
+        if not switch.cpu_kernels():
+            return self.compute(inputs)
         shapes = tuple([(t.shape, t.stride(), t.dtype) for t in (*params, *batch)])
         key = self.loss, self.params, tuple(self.train), self.columns, shapes, self.ctx.kind
         return self.tapes.run(key, self.compute, inputs)
@@ -236,7 +243,7 @@ class _Step:
         shared = list(remaining)
 
         def one(me: Tensor, mine: list[Tensor]) -> Tensor:
-            with Layers(me, self.randoms):
+            with (Layers if switch.cpu_kernels() else Draws)(me, self.randoms), placement.autocast():
                 own = iter(mine)
                 w = dict(zip(self.params, islice(own, len(self.params)), strict=True))
                 rows = dict(zip(self.columns, islice(own, len(self.columns)), strict=True))
@@ -244,7 +251,7 @@ class _Step:
 
         losses = for_all(len(self.randoms), one, private)
         # A client's loss depends only on its own parameters: the gradient of the sum holds every client's own gradient.
-        raw = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+        raw = torch.autograd.grad(self.scale(losses).sum(), leaves, allow_unused=True)
         grads = [torch.zeros_like(w) if g is None else g for w, g in zip(leaves, raw, strict=True)]
         return [losses.detach(), *(g.detach() for g in grads)]
 
@@ -265,20 +272,24 @@ def _train(fits: Sequence[Fit]) -> list[Fitted]:
     longest = sorted(range(len(fits)), key=lambda k: -len(fits[k].rows))
     fits = [fits[k] for k in longest]
     schedules, randoms = [_Schedule(f) for f in fits], [ClientRandom(f.seed) for f in fits]
-    params = {k: stack_tensors([f.params[k] for f in fits]) for k in fits[0].params}
+    params = placement.to_device({k: stack_tensors([f.params[k] for f in fits]) for k in fits[0].params})
     names = trainable(fits[0])
     common = _common(fits, names)
     state = plan.begin([params[k] for k in names])
     ctx = _Context([f.ctx for f in fits])
-    totals = torch.zeros(len(fits))
+    totals, scale = torch.zeros(len(fits), device=placement.current()), placement.LossScale(len(fits))
     for t in range(1, max(len(c.sizes) for c in schedules) + 1):
         for a, b in _runs([c.size(t) for c in schedules]):
             batch = _gather(schedules[a:b], t)
-            step = _Step(loss, tuple(params), names, tuple(batch), ctx, randoms[a:b])
+            step = _Step(
+                loss, tuple(params), names, tuple(batch), ctx, randoms[a:b], partial(scale.up, part=slice(a, b))
+            )
             here = {k: v[a:b] for k, v in params.items()}
             start = {k: v[:1] if t == 1 and k in common else v for k, v in here.items()}
             losses, *raw = step(list(start.values()), list(batch.values()), ctx.own(a, b))
             leaves = [here[k] for k in names]
+            if scale.active:
+                scale.down_([plain(g) for g in raw], slice(a, b))
             if plan.rate is not None:  # plain SGD: add a multiple of the gradient in one operation
                 _descend(leaves, raw, -plan.rate)
             else:
@@ -287,9 +298,9 @@ def _train(fits: Sequence[Fit]) -> list[Fitted]:
                     _clip(grads, plan.clip)
                 plan.update(leaves, grads, [[s[a:b] for s in part] for part in state], t)
             totals[a:b] += plain(losses)
-    parts = {k: unstack(v) for k, v in params.items()}
+    parts = {k: unstack(v.cpu()) for k, v in params.items()}
     done: list[Fitted] = [None] * len(fits)  # type: ignore[list-item]
-    for i, (k, total) in enumerate(zip(longest, totals.tolist(), strict=True)):
+    for i, (k, total) in enumerate(zip(longest, totals.cpu().tolist(), strict=True)):
         n = len(schedules[i].sizes)
         done[k] = Fitted({name: part[i] for name, part in parts.items()}, total / max(n, 1), n)
     return done
@@ -304,9 +315,10 @@ def _common(fits: Sequence[Fit], names: Sequence[str]) -> set[str]:
 
 def _descend(weights: Sequence[Tensor], grads: Sequence[Tensor | Product], rate: float) -> None:
     """Add `rate` times the gradient to every weight. Products are added without storing them."""
-    own = {w.untyped_storage().data_ptr() for w in weights}
-    # A factor may be a weight that is about to change.
-    grads = [plain(g) if own & {f.untyped_storage().data_ptr() for f in factors(g)} else g for g in grads]
+    if any(isinstance(g, Product) for g in grads):
+        own = {w.untyped_storage().data_ptr() for w in weights}
+        # A factor may be a weight that is about to change.
+        grads = [plain(g) if own & {f.untyped_storage().data_ptr() for f in factors(g)} else g for g in grads]
     rest = []
     for w, g in zip(weights, grads, strict=True):
         if isinstance(g, Product):

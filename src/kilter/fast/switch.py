@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from kilter.fast import placement
+
 log = logging.getLogger("kilter")
 
 _plain: ContextVar[bool] = ContextVar("plain", default=False)
@@ -16,6 +18,16 @@ _reported: set[str] = set()
 def enabled() -> bool:
     """Whether accelerated code may run."""
     return not _plain.get()
+
+
+def cpu_layout() -> bool:
+    """Whether the memory layout that is fastest on the CPU may be used."""
+    return enabled() and placement.on_cpu()
+
+
+def cpu_kernels() -> bool:
+    """Whether the float32 techniques for the CPU may be used: special kernels and tapes."""
+    return cpu_layout() and not placement.is_mixed_precision()
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -30,9 +31,10 @@ from kilter.core import (
     Tree,
     Unread,
 )
-from kilter.errors import Mistake
-from kilter.fast import switch
+from kilter.errors import Mistake, unknown
+from kilter.fast import placement, switch
 from kilter.records import wire
+from kilter.runtimes import devices
 from kilter.runtimes.evaluation import parts, predict_part
 from kilter.runtimes.ledger import Ledger
 from kilter.runtimes.reply_checks import Shape, oversized
@@ -42,6 +44,7 @@ from kilter.runtimes.step_runner import Done, run_step
 from kilter.seeds import derive_each
 from kilter.topology import topology
 
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NOTHING = Rows({}, torch.empty(0, dtype=torch.int64))
 
 
@@ -61,6 +64,8 @@ class Runtime(Federation):
         self.ledger = Ledger()
         self.role = ""  # the node that aggregated last (rotating)
         self.robust = ""  # the rule for robust aggregation (kilter.runtimes.robust)
+        self.devices: tuple[torch.device, ...] = (placement.CPU,)
+        self.device, self.precision = placement.CPU, "fp32"
         self.plain = False  # whether accelerated code (kilter.fast) is switched off
         self.clients: dict[str, Data] = {}  # data of the nodes that live in this process
         self.bench = bench
@@ -68,6 +73,20 @@ class Runtime(Federation):
         self.states: dict[str, dict[str, Tree]] = {}  # states of the nodes that live here, the aggregator's included
         self.changed: set[str] = set()  # nodes whose state is newer than the last checkpoint
         self.shared: dict[str, int] = {}  # how many processes last shared each step
+
+    def set_device(self, spec: str, precision: str = "fp32") -> None:
+        """Compute fits and predictions on this device (or these, shared by workers), with layers in this precision."""
+        if precision not in PRECISIONS:
+            raise unknown("precision", precision, PRECISIONS)
+        self.devices, self.precision = devices.parse(spec), precision
+        self.device = self.devices[0]
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Inside this block, computations use the device, precision and acceleration of this run."""
+        devices.make_repeatable(self.device)
+        with switch.plain(self.plain), placement.use(self.device, PRECISIONS[self.precision]):
+            yield
 
     @abstractmethod
     def execute(self, name: StepName, messages: Mapping[str, Tree]) -> Mapping[str, Done]:
@@ -104,7 +123,7 @@ class Runtime(Federation):
             )
         hub = self.node(self.aggregator, StepName(step.__name__), self.round, self.states.setdefault(SERVER, {}))
         before = fingerprint(hub.state)
-        with switch.plain(self.plain):
+        with self.computing():
             (done,) = run_step(lambda node, _: step(node, *messages), [hub], [None])
         if done.error is not None:
             raise done.error

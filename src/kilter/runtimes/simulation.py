@@ -17,7 +17,6 @@ from torch import Tensor
 
 from kilter.core import Data, Mail, Method, Post, Rows, Tree
 from kilter.errors import Mistake
-from kilter.fast import switch
 from kilter.fast.chunks import compose, width
 from kilter.fast.memory_layout import keep_memory
 from kilter.records import wire
@@ -71,7 +70,8 @@ class Simulation(Runtime):
     `clients` maps node ids to their data. `bench` is the common test set. `public` holds the rows that the aggregator may use.
     `faults` returns the reason why a call at a node fails, or None. With `workers` > 1, steps run in that many processes;
     "auto" finds the fastest number. Several clients train in one computation (see `kilter.fast`); `stack=False` trains them one by
-    one, as real sites do. `plain=True` switches off all accelerated code.
+    one, as real sites do. `plain=True` switches off all accelerated code. `device` is auto, cpu, cuda, cuda:1, mps, xpu, or
+    several of one kind with commas, which the workers share; `precision` is fp32, bf16 or fp16.
     """
 
     def __init__(
@@ -86,6 +86,8 @@ class Simulation(Runtime):
         faults: Fault | None = None,
         stack: bool = True,
         plain: bool = False,
+        device: str = "cpu",
+        precision: str = "fp32",
     ) -> None:
         if not clients:
             raise Mistake("A federation needs at least one client.")
@@ -99,6 +101,7 @@ class Simulation(Runtime):
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         self.plain = plain
+        self.set_device(device, precision)
         if not plain:
             keep_memory()
         self.clients = dict(clients)
@@ -115,16 +118,25 @@ class Simulation(Runtime):
         super().bind(method)
         self._end_workers()
         self._method = method
-        self._width = width(method.task.init(self.seed)) if self.stack and method.task else 1
+        with self.computing():
+            self._width = width(method.task.init(self.seed)) if self.stack and method.task else 1
         if self.stack:
             rows = sum(len(d.test) + len(d.valid) for d in self.clients.values())
             self._examined = max(self._width, min(MANY, PART * len(self.clients) // max(rows, 1)))
         self._pool = self.start_workers()
-        self._tuner = AutoTuner(self.workers, 1 if self._auto else self.workers) if self.workers > 1 else None
+        self._tuner = (
+            AutoTuner(self.workers, 1 if self._auto else self.workers)
+            if self.workers > 1 and self.device.type == "cpu"
+            else None
+        )
 
     def start_workers(self) -> Pool | None:
         """The processes that run steps; None: this process does."""
-        return Workers(self.workers, self.run_here) if self.workers > 1 else None
+        return Workers(self.workers, self.run_here, self._take_device) if self.workers > 1 else None
+
+    def _take_device(self, worker: int) -> None:
+        """Workers share the devices."""
+        self.device = self.devices[worker % len(self.devices)]
 
     def run_here(
         self, name: str, round: int, messages: Mapping[str, Tree], states: Mapping[str, State]
@@ -134,7 +146,7 @@ class Simulation(Runtime):
         step = StepName.parse(name)
         nodes = [self.node(i, step, round, states[i]) for i in messages]
         before = [fingerprint(n.state) for n in nodes]
-        with switch.plain(self.plain):
+        with self.computing():
             done = run_step(resolve(self._method, step), nodes, list(messages.values()))
         with suppress(TypeError):  # a reply that cannot be sent is reported when it is sent
             for d, seen in zip(done, wire.facts_each([d.reply for d in done]), strict=True):

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection, wait
 
 import torch
@@ -28,7 +29,7 @@ Work = Callable[[str, int, Mapping[str, Tree], Mapping[str, State]], dict[str, O
 class Workers:
     """Runs steps in several processes, chunk by chunk."""
 
-    def __init__(self, count: int, work: Work) -> None:
+    def __init__(self, count: int, work: Work, prepare: Callable[[int], None]) -> None:
         if not hasattr(os, "fork"):
             raise Mistake(
                 "More than one worker needs an operating system with fork (Linux or macOS): use --workers 1 here."
@@ -39,11 +40,13 @@ class Workers:
         self._slots = [SharedSlots() for _ in range(count)]
         self._requests = [SharedFile() for _ in range(count)]
         self._broadcast = SharedFile()
-        for slots, requests in zip(self._slots, self._requests, strict=True):
+        for number, (slots, requests) in enumerate(zip(self._slots, self._requests, strict=True)):
             mine, theirs = context.Pipe()
             others = list(self._pipes)
             files = requests, self._broadcast
-            process = context.Process(target=_serve, args=(theirs, [mine, *others], slots, files, work), daemon=True)
+            process = context.Process(
+                target=_serve, args=(theirs, [mine, *others], slots, files, work, partial(prepare, number)), daemon=True
+            )
             process.start()
             theirs.close()
             self._pipes.append(mine)
@@ -128,16 +131,21 @@ class Workers:
 
 
 def _serve(
-    pipe: Connection, foreign: list[Connection], slots: SharedSlots, files: tuple[SharedFile, SharedFile], work: Work
+    pipe: Connection,
+    foreign: list[Connection],
+    slots: SharedSlots,
+    files: tuple[SharedFile, SharedFile],
+    work: Work,
+    prepare: Callable[[], None],
 ) -> None:
     """The main loop of a worker process."""
-    for other in (
-        foreign
-    ):  # the parent's ends, inherited by the fork; while they are open, nobody notices when the parent is gone
+    # The parent's ends, inherited by the fork: while they are open, nobody notices when the parent is gone.
+    for other in foreign:
         other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
+    prepare()
     if hasattr(os, "SCHED_BATCH"):  # let the parent hand out all requests before a worker takes its processor
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     requests, broadcasts = files
