@@ -167,8 +167,8 @@ BAD = {
     "half": ({"x_train": x, "y_train": y, "x_test": x}, "no array 'y_test'"),
     "words": (good(x=np.full((20, 2), "w")), "x has type <U1"),
     "flat": (good(x=x[:, 0]), r"shape \(20,\)"),
-    "other shape": ({"x_train": x, "y_train": y, "x_test": x[:, :1], "y_test": y}, "give both the same features"),
-    "other type": ({"x_train": x, "y_train": y, "x_test": x.astype(int), "y_test": y}, "give both one type"),
+    "other shape": ({"x_train": x, "y_train": y, "x_test": x[:, :1], "y_test": y}, "use the same features in both"),
+    "other type": ({"x_train": x, "y_train": y, "x_test": x.astype(int), "y_test": y}, "use one type for both"),
     "one group": ({"x_train": x, "y_train": y, "x_test": x, "y_test": y, "group_train": y}, "only one of group_train"),
     "one row": (good(x=x[:1], y=y[:1]), "at least two"),
     "pickled": (good(x=np.array([{}] * 20, dtype=object)), "holds pickled objects"),
@@ -192,7 +192,7 @@ CSV = {
     "ragged": ("a,y\n1,0\n1", "row 3, has 1 cells"),
     "word": ("a,y\n1,0\nx,1", "row 3, column 'a', holds 'x'"),
     "hole": ("a,y\n1,0\n,1", "NaN or infinite"),
-    "double": ("a,a,y\n1,2,0", "two columns of one name"),
+    "double": ("a,a,y\n1,2,0", "two columns of the same name"),
     "fraction": ("a,y\n1,0.5\n2,1", "not a whole number"),
 }
 
@@ -227,7 +227,7 @@ def test_bad_files(tmp_path, save):
     for name, message in {
         "bytes.csv": "cannot be read as a csv",
         "t.xls": "neither .npz nor .csv",
-        "folder": "holds no data.npz",
+        "folder": "has no data.npz",
         "gone.npz": "There is no file",
     }.items():
         with pytest.raises(Mistake, match=message):

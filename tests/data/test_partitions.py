@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kilter.data import PARTITIONS
 from kilter.data import partitions as p
-from kilter.data.rules import RULES, parse, partition
+from kilter.data.partition_rules import RULES, parse, partition
 from kilter.errors import Mistake
 
 TEN = np.repeat(np.arange(10), 5000)  # CIFAR-10's labels
@@ -132,7 +132,7 @@ def test_natural_takes_whole_groups_and_enough_rows():
     assert len(p.natural(groups, 0, np.random.default_rng(0))) == 4
     chosen = {tuple(int(groups[part[0]]) for part in p.natural(groups, 2, np.random.default_rng(s))) for s in range(20)}
     assert len(chosen) > 2
-    with pytest.raises(Mistake, match="There are 2 natural clients with at least 31 rows and 3 were asked for"):
+    with pytest.raises(Mistake, match="There are 2 natural clients with at least 31 rows, but 3 were requested"):
         p.natural(groups, 3, np.random.default_rng(0), 31)
 
 
@@ -243,14 +243,14 @@ def test_wrong_specs(spec, message):
         ("iid", 101, "ask for at most 100 clients"),
         ("iid", 0, "at least 1 client"),
         ("natural", -1, "at least 1 client"),
-        ("dirichlet:0.5", 11, "need 110 rows and there are 100"),
+        ("dirichlet:0.5", 11, "need 110 rows, but there are 100"),
         ("quantity:0.0001", 9, "No draw in 500"),
         ("dirichlet:-1", 2, "alpha must be a number above 0"),
         ("dirichlet:nan", 2, "alpha must be a number above 0"),
-        ("dirichlet-mixed:0.5:1.2", 2, "share must lie in 0..1"),
-        ("dirichlet-cluster:0.5:11", 2, "clusters must lie in 0..10"),
+        ("dirichlet-mixed:0.5:1.2", 2, "share must be between 0 and 1"),
+        ("dirichlet-cluster:0.5:11", 2, "clusters must be between 0 and 10"),
         ("shards:0", 2, "shards must be between 1 and 100"),
-        ("noise:-0.1", 2, "level must be a number of at least 0"),
+        ("noise:-0.1", 2, "level must be a finite number of at least 0"),
         ("slfed:4", 2, "dist must be 0, 1, 2 or 3"),
         ("slfed:0:0", 2, "scale must be a number above 0"),
     ],

@@ -201,7 +201,7 @@ def test_fedsbme_shares():
     tests = sum(len(d.test) for d in whole.clients.values())
     trains = sum(len(d.train) + len(d.valid) for d in whole.clients.values())
     assert (trains, tests) == (pytest.approx(400, abs=3), pytest.approx(300, abs=3))
-    with pytest.raises(Mistake, match="public_per_class must be 0 with 'fedsbme'"):
+    with pytest.raises(Mistake, match="The partition 'fedsbme' sets public rows aside itself"):
         split(made(1250), "fedsbme", 4, public_per_class=1)
 
 
@@ -215,10 +215,10 @@ def test_public_rows_are_even_over_classes():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"partition": "natural"}, "needs natural groups and 'digits' has none"),
+        ({"partition": "natural"}, "needs natural groups, but 'digits' has none"),
         ({"valid": 1.0}, "valid share must be at least 0 and below 1"),
         ({"test": -0.1}, "test share must be"),
-        ({"public_per_class": -1}, "never negative"),
+        ({"public_per_class": -1}, "must be at least 0, not -1"),
         ({"partition": "dirichlet-plain:0.01:0", "clients": 100}, "without rows: raise `least`"),
     ],
 )
@@ -253,7 +253,7 @@ def test_check_finds_leaks(leak):
     if leak == "none":
         clients["c00"] = replace(first, train=first.train.take(torch.arange(0)))
     whole.check()
-    with pytest.raises(ValueError, match=r"rows are both|with two clients|no training rows"):
+    with pytest.raises(ValueError, match=r"rows are both|two clients hold|no training rows"):
         replace(whole, clients=clients, public=public).check()
 
 

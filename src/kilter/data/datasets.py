@@ -1,4 +1,4 @@
-"""Data sets by name or by path, each as one table of rows with the numbers of its training and test rows."""
+"""Data sets, loaded by name or path: one table of rows, and the numbers of its training and test rows."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from kilter.data.files import Arrays, read, read_npz, write_npz
 from kilter.errors import Mistake, unknown
 from kilter.seeds import numpy_generator
 
-FLOATS = 2**30  # bytes up to which images are kept as float32 rather than uint8
+FLOATS = 2**30  # images of at most this many bytes are stored as float32 instead of uint8
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """All rows of a data set, loaded once; `train` and `test` number them."""
+    """All rows of a data set; `train` and `test` are row numbers."""
 
     name: str
     x: Tensor  # (N, C, H, W) images in 0..1, float32 or uint8, or (N, F) tables
@@ -40,10 +40,10 @@ class Dataset:
 
 
 def load(name: str | Path, cache: Path | None = None, *, classes: Sequence[str] | None = None) -> Dataset:
-    """A data set by name (see DATASETS) or the user's own by path (.npz, .csv or a folder).
+    """Load a data set by name (see DATASETS), or your own by path (.npz, .csv or a folder).
 
-    Names are looked for in the folder $KILTER_DATA, in the cache ($KILTER_CACHE or ~/.cache/kilter), then on the hub.
-    `classes` names the classes of one's own data in order: sites that hold only some of them must agree on it.
+    Named data sets are looked up in the folder $KILTER_DATA, in the cache ($KILTER_CACHE or ~/.cache/kilter), and on the hub.
+    `classes` lists the classes of your own data in order. Sites that hold only some classes must agree on the list.
     """
     text = str(name)
     if text in SOURCES:
@@ -58,22 +58,22 @@ def load(name: str | Path, cache: Path | None = None, *, classes: Sequence[str] 
     raise unknown("data set", text, SOURCES)
 
 
-# ---- from arrays to a Dataset ----
+# From arrays to a Dataset ---------------------------------------------------------------------------------------------
 
 
 def assemble(name: str, arrays: Arrays) -> Dataset:
-    """A Dataset from arrays, every one of them checked."""
+    """A Dataset from arrays. Every array is checked."""
     a = dict(arrays)
     if "x_train" in a or "y_train" in a:
         need(name, a, "x_train", "y_train", "x_test", "y_test")
         if a["x_train"].shape[1:] != a["x_test"].shape[1:]:
             raise Mistake(
                 f"Data '{name}': rows of x_train have shape {a['x_train'].shape[1:]} and those of x_test "
-                f"{a['x_test'].shape[1:]}: give both the same features."
+                f"{a['x_test'].shape[1:]}: use the same features in both."
             )
         if a["x_train"].dtype != a["x_test"].dtype:
             raise Mistake(
-                f"Data '{name}': x_train is {a['x_train'].dtype} and x_test {a['x_test'].dtype}: give both one type."
+                f"Data '{name}': x_train is {a['x_train'].dtype} and x_test {a['x_test'].dtype}: use one type for both."
             )
         if ("group_train" in a) != ("group_test" in a):
             raise Mistake(f"Data '{name}' has only one of group_train and group_test: give both or neither.")
@@ -109,7 +109,7 @@ def assemble(name: str, arrays: Arrays) -> Dataset:
 
 
 def need(name: str, arrays: Arrays, *keys: str) -> None:
-    """The arrays are there and not empty."""
+    """Check that these arrays exist and are not empty."""
     for key in keys:
         if key not in arrays:
             has = ", ".join(sorted(arrays)) or "nothing"
@@ -117,31 +117,31 @@ def need(name: str, arrays: Arrays, *keys: str) -> None:
                 f"Data '{name}' has no array '{key}' (it has {has}): give x_train, y_train, x_test, y_test, or x, y."
             )
         if arrays[key].ndim == 0 or arrays[key].size == 0:
-            raise Mistake(f"Data '{name}': array '{key}' is empty: give it at least one row.")
+            raise Mistake(f"Data '{name}': array '{key}' is empty: it needs at least one row.")
 
 
 def lengths(name: str, arrays: Arrays, *pairs: str) -> None:
-    """Columns that belong together are equally long and one-dimensional beside x."""
+    """Check that columns that belong together have the same length, and that all except x are one-dimensional."""
     for pair in pairs:
         x, other = pair.split()
         if arrays[other].shape[:1] != arrays[x].shape[:1] or (other[0] != "x" and arrays[other].ndim != 1):
             raise Mistake(
                 f"Data '{name}': '{x}' has {len(arrays[x])} rows and '{other}' has shape {arrays[other].shape}: "
-                "give one entry a row."
+                "give one entry for each row."
             )
 
 
-def labels(name: str, y: NDArray[Any], given: NDArray[Any] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Class numbers 0..C-1 and class names; names of classes are numbered in order, given or sorted."""
-    classes = None if given is None else tuple(str(c) for c in given)
+def labels(name: str, y: NDArray[Any], class_names: NDArray[Any] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Class numbers 0..C-1 and class names. Labels that are names are numbered in the order of `class_names`, or sorted."""
+    classes = None if class_names is None else tuple(str(c) for c in class_names)
     if y.dtype.kind in "US":
         words = y.astype(str)
         names = classes or tuple(np.unique(words).tolist())
-        strange = sorted(set(words.tolist()) - set(names))
-        if strange:
+        unlisted = sorted(set(words.tolist()) - set(names))
+        if unlisted:
             raise Mistake(
-                f"Data '{name}': label '{strange[0]}' is not among the classes {', '.join(names)}: "
-                "mend one or the other."
+                f"Data '{name}': label '{unlisted[0]}' is not among the classes {', '.join(names)}: "
+                "correct one or the other."
             )
         number = {word: at for at, word in enumerate(names)}
         return np.array([number[word] for word in words.tolist()], dtype=np.int64), names
@@ -164,21 +164,21 @@ def labels(name: str, y: NDArray[Any], given: NDArray[Any] | None) -> tuple[NDAr
 
 
 def natural_groups(
-    name: str, group: NDArray[Any], given: NDArray[Any] | None
+    name: str, group: NDArray[Any], listed: NDArray[Any] | None
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Group numbers and names."""
     if group.dtype.kind not in "iuUSb":
         raise Mistake(f"Data '{name}': groups are of type {group.dtype}: give whole numbers or names.")
-    if given is not None and group.dtype.kind in "iu":
-        if int(group.min()) < 0 or int(group.max()) >= len(given):
-            raise Mistake(f"Data '{name}': a group number lies outside 0..{len(given) - 1}, the range of group_names.")
-        return group.astype(np.int64), tuple(str(g) for g in given)
+    if listed is not None and group.dtype.kind in "iu":
+        if int(group.min()) < 0 or int(group.max()) >= len(listed):
+            raise Mistake(f"Data '{name}': a group number is outside 0..{len(listed) - 1}, the range of group_names.")
+        return group.astype(np.int64), tuple(str(g) for g in listed)
     names, numbers = np.unique(group.astype(str) if group.dtype.kind == "S" else group, return_inverse=True)
     return numbers.astype(np.int64), tuple(str(g) for g in names.tolist())
 
 
 def features(name: str, x: NDArray[Any]) -> Tensor:
-    """(N, F) float tables, or (N, C, H, W) images: bytes as floats in 0..1 while they fit in FLOATS."""
+    """(N, F) float tables, or (N, C, H, W) images. Bytes become floats in 0..1 if the images fit in FLOATS."""
     if x.dtype.kind not in "iufb" or not 2 <= x.ndim <= 4 or x.size == 0:
         raise Mistake(
             f"Data '{name}': x has type {x.dtype} and shape {x.shape}: give numbers, (N, F), (N, H, W) or (N, H, W, C)."
@@ -194,7 +194,7 @@ def features(name: str, x: NDArray[Any]) -> Tensor:
     bad = ~table.isfinite().flatten(1).all(1)
     if bad.any():
         raise Mistake(
-            f"Data '{name}': x holds NaN or infinite values in {int(bad.sum())} of {len(bad)} rows, "
+            f"Data '{name}': x has NaN or infinite values in {int(bad.sum())} of {len(bad)} rows, "
             f"first in row {int(bad.nonzero()[0])}: fill in or remove them."
         )
     return table
@@ -203,11 +203,11 @@ def features(name: str, x: NDArray[Any]) -> Tensor:
 def hold_out(
     y: NDArray[np.int64], groups: NDArray[np.int64] | None = None, every: int = 5
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Training and test rows: one row in `every`, evenly from each group and class, always the same ones."""
+    """Training and test rows. One row in `every` is a test row, evenly from each group and class, always the same ones."""
     if len(y) < 2:
-        raise Mistake("One row cannot be divided into training and test rows: give at least two.")
-    chance = numpy_generator(0, "hold out").permutation(len(y))
-    order = np.lexsort((chance, y) if groups is None else (chance, y, groups))
+        raise Mistake("One row cannot be divided into training and test rows: the data needs at least two.")
+    order_within = numpy_generator(0, "hold out").permutation(len(y))
+    order = np.lexsort((order_within, y) if groups is None else (order_within, y, groups))
     test = np.sort(order[min(every // 2, len(y) - 1) :: every])
     return np.setdiff1d(np.arange(len(y)), test), test
 
@@ -223,7 +223,7 @@ def moments(x: Tensor, train: NDArray[np.int64]) -> tuple[tuple[float, ...], tup
     return tuple(mean.tolist()), tuple(std.tolist())
 
 
-# ---- the named data sets ----
+# Named data sets ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -231,24 +231,24 @@ class Source:
     """Where a named data set comes from."""
 
     about: str
-    files: tuple[str, ...] = ()  # looked for in this order in each folder
+    files: tuple[str, ...] = ()  # tried in this order in each folder
     page: hub.Page | None = None
-    make: Callable[[], Arrays] | None = None  # made on the spot
+    make: Callable[[], Arrays] | None = None  # for data that comes with a library
     prepare: Callable[[Arrays], Arrays] = lambda arrays: arrays
     group: str = "group"  # arrays {group}_train, {group}_test
     group_names: str = "group_names"
 
 
 def find(name: str, source: Source, cache: Path | None) -> Arrays:
-    """The arrays of a named data set, from the first place that has it."""
-    given = os.environ.get("KILTER_DATA")
-    if given and not Path(given).is_dir():
-        raise Mistake(f"KILTER_DATA names '{given}', which is not a folder: set it to the folder of the .npz files.")
+    """The arrays of a named data set, from the first folder that has it, or from the hub."""
+    data = os.environ.get("KILTER_DATA")
+    if data and not Path(data).is_dir():
+        raise Mistake(f"KILTER_DATA names '{data}', which is not a folder: set it to the folder of the .npz files.")
     store = cache or Path(os.environ.get("KILTER_CACHE") or Path.home() / ".cache" / "kilter")
     keys = {key: key for part in ("train", "test") for key in (f"x_{part}", f"y_{part}")}
     keys |= {f"{source.group}_{part}": f"group_{part}" for part in ("train", "test")}
     keys |= {source.group_names: "group_names", "classes": "classes", "features": "features"}
-    for folder in [Path(given), store] if given else [store]:
+    for folder in [Path(data), store] if data else [store]:
         for file in source.files:
             if (folder / file).is_file():
                 return {keys[key]: array for key, array in read_npz(folder / file, keys).items()}
@@ -258,10 +258,10 @@ def find(name: str, source: Source, cache: Path | None) -> Arrays:
     try:
         arrays = hub.fetch(source.page)
     except Exception as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise Mistake(
             f"Data set '{name}' was not found: {ways}, or go online with `pip install 'kilter[hub]'` to fetch it from "
-            f"the Hugging Face hub (which said: {why})."
+            f"the Hugging Face hub (its error: {reason})."
         ) from error
     if "x" in arrays:
         arrays = divide(arrays)
@@ -275,7 +275,7 @@ def find(name: str, source: Source, cache: Path | None) -> Arrays:
 
 
 def divide(arrays: Arrays) -> Arrays:
-    """x, y, group -> train and test parts, a tenth of each group for test."""
+    """Divide x, y and group into training and test parts. A tenth of each group is for test."""
     names, groups = np.unique(arrays["group"], return_inverse=True)
     train, test = hold_out(arrays["y"].astype(np.int64), groups.astype(np.int64), every=10)
     out = {key: array for key, array in arrays.items() if key not in ("x", "y", "group")} | {"group_names": names}
@@ -285,7 +285,7 @@ def divide(arrays: Arrays) -> Arrays:
 
 
 def bundled(which: str) -> Callable[[], Arrays]:
-    """A data set inside scikit-learn; tables are standardised, digits scaled to 0..1."""
+    """A data set that comes with scikit-learn. Tables are standardised, digits scaled to 0..1."""
 
     def make() -> Arrays:
         from sklearn import datasets
@@ -301,17 +301,17 @@ def bundled(which: str) -> Callable[[], Arrays]:
 
 
 def standardise(arrays: Arrays) -> Arrays:
-    """Each column minus the training mean, over the training standard deviation."""
+    """Subtract the training mean of each column and divide by its training standard deviation."""
     mean, std = arrays["x_train"].mean(0), arrays["x_train"].std(0)
     std = np.where(std > 0, std, 1)
     return arrays | {key: ((arrays[key] - mean) / std).astype(np.float32) for key in ("x_train", "x_test")}
 
 
 def heart(arrays: Arrays) -> Arrays:
-    """Cholesterol 0 is missing; missing values become the training median; then standardised.
+    """Replace missing values (and cholesterol 0, which means missing) by the training median, then standardise.
 
-    Medians, means and deviations are those of all hospitals' training rows together: a convenience of simulation, since
-    hospitals that share nothing could not compute them.
+    Medians, means and deviations are those of all hospitals together. This is possible only in a simulation: real hospitals
+    would have to compute them without sharing rows.
     """
     chol = [str(f) for f in arrays["features"]].index("chol")
     parts = {key: arrays[key].astype(np.float32, copy=True) for key in ("x_train", "x_test")}
@@ -323,18 +323,16 @@ def heart(arrays: Arrays) -> Arrays:
 
 
 def named(*names: str) -> Callable[[Arrays], Arrays]:
-    """Gives the classes these names."""
+    """Name the classes."""
     return lambda arrays: arrays | {"classes": np.array(names)}
 
 
 WEAR = ("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 SOURCES: Mapping[str, Source] = MappingProxyType(
     {
-        "digits": Source(
-            "8x8 digits inside scikit-learn, 1,797 images, 10 classes; always there", make=bundled("digits")
-        ),
-        "breast-cancer": Source("30 features, 569 rows, 2 classes, inside scikit-learn", make=bundled("breast_cancer")),
-        "wine": Source("13 features, 178 rows, 3 classes, inside scikit-learn", make=bundled("wine")),
+        "digits": Source("8x8 digits from scikit-learn, 1,797 images, 10 classes; no download", make=bundled("digits")),
+        "breast-cancer": Source("30 features, 569 rows, 2 classes, from scikit-learn", make=bundled("breast_cancer")),
+        "wine": Source("13 features, 178 rows, 3 classes, from scikit-learn", make=bundled("wine")),
         "mnist": Source("28x28 digits, 70,000 images, 10 classes", ("mnist.npz",), hub.Page("ylecun/mnist")),
         "fashion-mnist": Source(
             "28x28 clothes, 70,000 images, 10 classes",

@@ -1,4 +1,4 @@
-"""Arrays from a user's files: .npz (never pickled), .csv, or a folder of these."""
+"""Read arrays from a user's files: .npz (never pickled), .csv, or a folder of these."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ LABEL, GROUP = ("label", "y"), "group"  # columns of a csv
 
 
 def read(path: Path) -> Arrays:
-    """The arrays of one file or folder."""
+    """Read the arrays of a file or folder."""
     if path.is_dir():
         return read_folder(path)
     if not path.is_file():
-        raise Mistake(
-            f"There is no file '{path}': give the path of a .npz or .csv file, or of a folder that holds one."
-        )
+        raise Mistake(f"There is no file '{path}': give the path of a .npz or .csv file, or of a folder with one.")
     if path.suffix == ".npz":
         return read_npz(path)
     if path.suffix == ".csv":
@@ -36,7 +34,7 @@ def read(path: Path) -> Arrays:
 
 
 def read_folder(folder: Path) -> Arrays:
-    """data.npz, data.csv, or train and test files of either kind."""
+    """Read data.npz, data.csv, or train and test files of either kind."""
     for name in ("data.npz", "data.csv"):
         if (folder / name).is_file():
             return read(folder / name)
@@ -49,17 +47,17 @@ def read_folder(folder: Path) -> Arrays:
                 | {f"{key}_test": test[key] for key in ("x", "y", GROUP) if key in test}
                 | {key: train[key] for key in ("classes", "group_names") if key in train}
             )
-    raise Mistake(f"Folder '{folder}' holds no data.npz, data.csv, nor train and test files: put one of these there.")
+    raise Mistake(f"Folder '{folder}' has no data.npz, data.csv, or train and test files: put one of these there.")
 
 
 def read_npz(path: Path, keys: Iterable[str] | None = None) -> Arrays:
-    """Every array (or those of `keys` that are there) of a .npz file."""
+    """Read the arrays of a .npz file: all of them, or those of `keys` that exist."""
     try:
         if not zipfile.is_zipfile(path):
             raise zipfile.BadZipFile("it is not an archive of arrays")
         with np.load(path, allow_pickle=False) as file:
-            wanted = file.files if keys is None else [key for key in keys if key in file.files]
-            return {key: file[key] for key in wanted}
+            names = file.files if keys is None else [key for key in keys if key in file.files]
+            return {key: file[key] for key in names}
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         if "allow_pickle" in str(error) or "Object arrays" in str(error):
             raise Mistake(
@@ -72,7 +70,7 @@ def read_npz(path: Path, keys: Iterable[str] | None = None) -> Arrays:
 
 
 def write_npz(path: Path, arrays: Arrays) -> None:
-    """Save atomically: the file is whole or not there."""
+    """Save atomically: the file is complete or does not exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
         try:
@@ -85,7 +83,7 @@ def write_npz(path: Path, arrays: Arrays) -> None:
 
 
 def read_csv(path: Path) -> Arrays:
-    """A table with a header, a column `label` or `y`, optionally `group`; every other column is a number."""
+    """Read a table with a header, a column `label` or `y`, and optionally `group`. Every other column must be numeric."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             header, *lines = [line for line in csv.reader(file) if line] or [[]]
@@ -94,9 +92,9 @@ def read_csv(path: Path) -> Arrays:
     header = [name.strip() for name in header]
     label = next((name for name in LABEL if name in header), None)
     if label is None:
-        raise Mistake(f"'{path}' has no column 'label' or 'y' in its first line: name the column of the classes so.")
+        raise Mistake(f"'{path}' has no column 'label' or 'y' in its first line: rename the column of the classes.")
     if len(set(header)) < len(header):
-        raise Mistake(f"'{path}' has two columns of one name in its first line: give each its own.")
+        raise Mistake(f"'{path}' has two columns of the same name in its first line: rename one.")
     features = [name for name in header if name not in (label, GROUP)]
     if not lines or not features:
         raise Mistake(
@@ -105,7 +103,7 @@ def read_csv(path: Path) -> Arrays:
     for number, line in enumerate(lines, start=2):
         if len(line) != len(header):
             raise Mistake(
-                f"'{path}', row {number}, has {len(line)} cells and the first line has {len(header)}: mend that row."
+                f"'{path}', row {number}, has {len(line)} cells and the first line has {len(header)}: correct that row."
             )
     columns = {name: [line[at].strip() for line in lines] for at, name in enumerate(header)}
     arrays: Arrays = {
@@ -116,7 +114,7 @@ def read_csv(path: Path) -> Arrays:
 
 
 def numbers(cells: list[str], column: str, path: Path) -> NDArray[np.float32]:
-    """A column of numbers; an empty cell is missing."""
+    """A column of numbers; an empty cell is NaN."""
     out = np.empty(len(cells), dtype=np.float32)
     for row, cell in enumerate(cells):
         try:
@@ -124,13 +122,13 @@ def numbers(cells: list[str], column: str, path: Path) -> NDArray[np.float32]:
         except ValueError:
             raise Mistake(
                 f"'{path}', row {row + 2}, column '{column}', holds '{cell}', which is not a number: "
-                "turn words into numbers first, or remove the column."
+                "convert it to numbers first, or remove the column."
             ) from None
     return out
 
 
 def plain(cells: list[str]) -> NDArray[Any]:
-    """Labels as integers or floats where every cell is one, else as names."""
+    """Labels as integers or floats if every cell is one, else as names."""
     for kind in (int, float):
         try:
             return np.array([kind(cell) for cell in cells])

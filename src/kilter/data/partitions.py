@@ -1,7 +1,7 @@
-"""How rows are divided among clients. A rule is one function `(labels | groups, clients, rng, parameters) -> parts`.
+"""Partition rules: how rows are divided among clients. A rule is a function `(labels | groups, clients, rng, parameters) -> parts`.
 
-To add one, write the function and decorate it: its name on the command line, its parameters in `name:arg:arg`, and its
-line in `kilter partitions` are read from it. Rules use only what numpy's Generator and RandomState have in common.
+To add a rule, write the function and decorate it. Its name on the command line, its parameters in `name:arg:arg` and its line in
+`kilter partitions` come from the function. Rules use only methods that numpy's Generator and RandomState share.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kilter.data.rules import Parts, Rng, describe, partition
+from kilter.data.partition_rules import Parts, Rng, describe, partition
 from kilter.errors import Mistake
 
 Labels = NDArray[np.int64]  # class of each row
-Groups = NDArray[np.int64]  # natural client of each row; negative: no one's
+Groups = NDArray[np.int64]  # natural client of each row; negative: none
 
-TRIES = 500  # draws before a minimum counts as out of reach
+TRIES = 500  # draws before a minimum counts as impossible
 
 
 def positive(**values: float) -> None:
-    """Every value is a finite number above 0."""
+    """Check that every value is a finite number above 0."""
     for name, value in values.items():
         if not (isfinite(value) and value > 0):
             raise Mistake(f"{name} must be a number above 0, not {value:g}.")
@@ -33,8 +33,8 @@ def until(draw: Callable[[], Parts], rows: int, clients: int, least: int) -> Par
     """Repeat a draw until every client has `least` rows."""
     if clients * least > rows:
         raise Mistake(
-            f"{clients} clients with at least {least} rows each need {clients * least} rows and there are {rows}: "
-            "ask for fewer clients or a lower `least`."
+            f"{clients} clients with at least {least} rows each need {clients * least} rows, but there are {rows}: "
+            "use fewer clients or a lower `least`."
         )
     for _ in range(TRIES):
         parts = draw()
@@ -42,12 +42,12 @@ def until(draw: Callable[[], Parts], rows: int, clients: int, least: int) -> Par
             return parts
     raise Mistake(
         f"No draw in {TRIES} gave each of {clients} clients at least {least} of the {rows} rows: "
-        "ask for fewer clients, a lower `least` or a milder skew (a larger alpha)."
+        "use fewer clients, a lower `least` or less skew (a larger alpha)."
     )
 
 
 def dirichlet_share(rng: Rng, alpha: float, open_: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """q ~ Dir(alpha 1), zero where not open, renormalised; redrawn if nothing is left, at last uniform."""
+    """q ~ Dir(alpha 1), zero where not open, renormalised; redrawn if all of it is zero, and uniform if that fails too."""
     for _ in range(100):
         q = np.where(open_, rng.dirichlet(np.full(len(open_), alpha)), 0.0)
         total = q.sum()
@@ -57,7 +57,7 @@ def dirichlet_share(rng: Rng, alpha: float, open_: NDArray[np.bool_]) -> NDArray
 
 
 def by_class(labels: Labels, clients: int, rng: Rng, alpha: float, cap: float) -> Parts:
-    """Each class in order: shuffle, q ~ Dir(alpha 1_K), 0 for clients with >= cap rows, cut at floor(cumsum(q) n_c)."""
+    """For each class in order: shuffle, q ~ Dir(alpha 1_K), 0 for clients with >= cap rows, cut at floor(cumsum(q) n_c)."""
     parts: list[list[Any]] = [[] for _ in range(clients)]
     sizes = np.zeros(clients, dtype=np.int64)
     for c in np.unique(labels):
@@ -71,32 +71,32 @@ def by_class(labels: Labels, clients: int, rng: Rng, alpha: float, cap: float) -
 
 
 def by_client(labels: Labels, clients: int, rng: Rng, alphas: NDArray[np.float64]) -> Parts:
-    """Equal sizes; client k draws pi_k ~ Dir(alpha_k 1_C), then, in random turns, classes ~ pi_k without replacement.
+    """Equal sizes. Client k draws pi_k ~ Dir(alpha_k 1_C); in random order, clients then draw classes ~ pi_k without replacement.
 
-    An exhausted class leaves every prior, renormalised over the classes that still have rows.
+    Exhausted classes are removed from every prior, which is renormalised over the classes that still have rows.
     """
     names, y = np.unique(labels, return_inverse=True)
     stacks = [list(rng.permutation(np.flatnonzero(y == c))) for c in range(len(names))]
     left = np.array([len(stack) > 0 for stack in stacks])
     priors = np.stack([dirichlet_share(rng, a, np.ones(len(names), dtype=bool)) for a in alphas])
 
-    def ladders() -> NDArray[np.float64]:  # (K, C) cumulated priors over the classes that are left
+    def cumulative_priors() -> NDArray[np.float64]:  # (K, C) cumulative priors over the remaining classes
         open_ = priors * left
-        empty = open_.sum(axis=1) <= 0  # the prior lies wholly on exhausted classes: take any that is left
+        empty = open_.sum(axis=1) <= 0  # the prior covers only exhausted classes: take any remaining class
         open_[empty] = left
         steps = np.cumsum(open_, axis=1)
         return np.asarray(steps / steps[:, -1:], dtype=np.float64)
 
     turns = rng.permutation(np.arange(len(y)) % clients)
-    chance = rng.uniform(size=len(y))
+    draws = rng.uniform(size=len(y))
     parts: list[list[int]] = [[] for _ in range(clients)]
-    ladder = ladders()
-    for k, u in zip(turns, chance, strict=True):
-        c = int(np.searchsorted(ladder[k], u, side="right"))
+    cumulative = cumulative_priors()
+    for k, u in zip(turns, draws, strict=True):
+        c = int(np.searchsorted(cumulative[k], u, side="right"))
         parts[k].append(int(stacks[c].pop()))
         if not stacks[c]:
             left[c] = False
-            ladder = ladders() if left.any() else ladder
+            cumulative = cumulative_priors() if left.any() else cumulative
     return [np.array(part, dtype=np.int64) for part in parts]
 
 
@@ -108,7 +108,7 @@ def iid(labels: Labels, clients: int, rng: Rng) -> Parts:
 
 @partition("dirichlet")
 def dirichlet(labels: Labels, clients: int, rng: Rng, alpha: float = 0.5, least: int = 10) -> Parts:
-    """Each class by Dir(alpha) over the clients below N/K rows, redrawn until all have `least` (MOON, FedPDC)."""
+    """Each class by Dir(alpha) over the clients with fewer than N/K rows; redrawn until all have `least` (MOON, FedPDC)."""
     positive(alpha=alpha)
     cap = len(labels) / clients
     return until(lambda: by_class(labels, clients, rng, alpha, cap), len(labels), clients, least)
@@ -116,7 +116,7 @@ def dirichlet(labels: Labels, clients: int, rng: Rng, alpha: float = 0.5, least:
 
 @partition("dirichlet-plain")
 def dirichlet_plain(labels: Labels, clients: int, rng: Rng, alpha: float = 0.5, least: int = 1) -> Parts:
-    """Each class by Dir(alpha) over clients, sizes free (Sattler); redrawn only if a client has fewer than `least`."""
+    """Each class by Dir(alpha) over all clients, any sizes (Sattler); redrawn until all have `least`."""
     positive(alpha=alpha)
     return until(lambda: by_class(labels, clients, rng, alpha, np.inf), len(labels), clients, least)
 
@@ -132,10 +132,10 @@ def dirichlet_client(labels: Labels, clients: int, rng: Rng, alpha: float = 0.3)
 def dirichlet_mixed(
     labels: Labels, clients: int, rng: Rng, alpha: float = 0.5, share: float = 0.8, mild: float = 50.0
 ) -> Parts:
-    """As dirichlet-client: the last `share` of the clients with `alpha`, the others with `mild` (FedEP)."""
+    """Like dirichlet-client, with `alpha` for the last `share` of the clients and `mild` for the others (FedEP)."""
     positive(alpha=alpha, mild=mild)
     if not 0 <= share <= 1:
-        raise Mistake(f"share must lie in 0..1, not {share:g}.")
+        raise Mistake(f"share must be between 0 and 1, not {share:g}.")
     skewed = round(share * clients)
     return by_client(labels, clients, rng, np.array([mild] * (clients - skewed) + [alpha] * skewed))
 
@@ -144,11 +144,11 @@ def dirichlet_mixed(
 def dirichlet_cluster(
     labels: Labels, clients: int, rng: Rng, alpha: float = 0.4, clusters: int = 0, least: int = 1
 ) -> Parts:
-    """Classes in `clusters` random groups (0: one each), each group by multinomial counts from Dir(alpha) (FedEM)."""
+    """Classes in `clusters` random groups (0: one for each class); each group by multinomial counts from Dir(alpha) (FedEM)."""
     positive(alpha=alpha)
     names = np.unique(labels)
     if not 0 <= clusters <= len(names):
-        raise Mistake(f"clusters must lie in 0..{len(names)}, the number of classes, not {clusters}.")
+        raise Mistake(f"clusters must be between 0 and {len(names)}, the number of classes, not {clusters}.")
 
     def draw() -> Parts:
         parts: list[list[Any]] = [[] for _ in range(clients)]
@@ -165,7 +165,7 @@ def dirichlet_cluster(
 
 @partition("shards")
 def shards(labels: Labels, clients: int, rng: Rng, each: int = 2) -> Parts:
-    """Rows sorted by class, cut into K * `each` shards, `each` dealt to every client (McMahan)."""
+    """Rows sorted by class and cut into K * `each` shards; every client gets `each` of them (McMahan)."""
     if each < 1 or clients * each > len(labels):
         raise Mistake(f"{clients} clients x {each} shards must be between 1 and {len(labels)}, the number of rows.")
     mixed = rng.permutation(len(labels))
@@ -176,7 +176,7 @@ def shards(labels: Labels, clients: int, rng: Rng, each: int = 2) -> Parts:
 
 @partition("quantity")
 def quantity(labels: Labels, clients: int, rng: Rng, alpha: float = 0.5, least: int = 10) -> Parts:
-    """Labels IID, sizes by Dir(alpha), redrawn until all have `least` (NIID-Bench)."""
+    """IID labels, sizes by Dir(alpha); redrawn until all have `least` (NIID-Bench)."""
     positive(alpha=alpha)
     rows = rng.permutation(len(labels)).astype(np.int64)
     everyone = np.ones(clients, dtype=bool)
@@ -189,27 +189,27 @@ def quantity(labels: Labels, clients: int, rng: Rng, alpha: float = 0.5, least: 
 
 
 def noise_std(k: int, level: float, clients: int, is_std: bool = False) -> float:
-    """Standard deviation of client k's noise: sqrt(k level / K), or k level / K where `level` is itself one."""
+    """Standard deviation of client k's noise: sqrt(k level / K), or k level / K with `is_std`."""
     return k * level / clients if is_std else sqrt(k * level / clients)
 
 
 @partition("noise", noise=True)
 def noise(labels: Labels, clients: int, rng: Rng, level: float = 0.3, is_std: bool = False) -> Parts:
-    """Equal random parts; client k's images get Gaussian noise of variance k level / K, or that std (FedDisk)."""
+    """Equal random parts; Gaussian noise of variance (or std) k level / K on client k's features (FedDisk)."""
     if not (level >= 0 and isfinite(noise_std(clients, level, clients, is_std))):
-        raise Mistake(f"level must be a number of at least 0, not {level:g}.")
+        raise Mistake(f"level must be a finite number of at least 0, not {level:g}.")
     return iid(labels, clients, rng)
 
 
 @partition("natural", named=True)
 def natural(groups: Groups, clients: int, rng: Rng, least: int = 1) -> Parts:
-    """One client a writer, source or hospital with `least` training rows or more; fewer clients: a random choice."""
+    """One client for each writer, source or hospital with at least `least` training rows; fewer clients: a random choice."""
     names, sizes = np.unique(groups[groups >= 0], return_counts=True)
     names = names[sizes >= max(least, 1)]
     if clients > len(names) or len(names) == 0:
         raise Mistake(
-            f"There are {len(names)} natural clients with at least {max(least, 1)} rows and {clients} were asked for: "
-            "ask for fewer clients (0: all of them) or a lower `least`."
+            f"There are {len(names)} natural clients with at least {max(least, 1)} rows, but {clients} were requested: "
+            "use fewer clients (0: all of them) or a lower `least`."
         )
     chosen = np.sort(rng.permutation(names)[: clients or len(names)])
     return [np.flatnonzero(groups == g).astype(np.int64) for g in chosen]
@@ -217,7 +217,7 @@ def natural(groups: Groups, clients: int, rng: Rng, least: int = 1) -> Parts:
 
 @partition("sources")
 def sources(groups: Groups, clients: int, rng: Rng) -> Parts:
-    """Each client from one source, clients dealt to sources by size; fewer clients than sources: a random choice."""
+    """Each client from one source, clients assigned to sources by size; fewer clients than sources: a random choice."""
     names, sizes = np.unique(groups[groups >= 0], return_counts=True)
     clients = clients or len(names)
     if clients < len(names):
@@ -259,11 +259,11 @@ def dist3_kinds(clients: int) -> list[int]:
 
 @partition("slfed", repeats=True)
 def slfed(labels: Labels, clients: int, rng: Rng, dist: int = 0, scale: float = 1.0) -> Parts:
-    """SLFed's Dist-`dist` (0..3), counts times `scale`; random classes; clients overlap, no row twice in one.
+    """SLFed's Dist-`dist` (0..3) with counts times `scale`; random classes; clients share rows.
 
-    Dist-0: 3 x 2000 + 2 x 1500 + 2 x 1000 + 3 x 5; 1: 3 x 2500 + 7 x 5; 2: 7 x 2000 + 3 x 5; 3: a mixture of these,
-    even (2000 each) and random (U{1..4000}) clients. Classes other than ten: the r-th of C counts as the
-    floor(10 r / C)-th of ten.
+    Dist-0: 3 x 2000 + 2 x 1500 + 2 x 1000 + 3 x 5; 1: 3 x 2500 + 7 x 5; 2: 7 x 2000 + 3 x 5; 3: a mixture of these with
+    even (2000 each) and random (U{1..4000}) clients. With C classes instead of ten, the r-th class counts as the
+    floor(10 r / C)-th of ten. No client holds a row twice.
     """
     positive(scale=scale)
     if dist not in (0, 1, 2, 3):
@@ -293,7 +293,7 @@ def slfed(labels: Labels, clients: int, rng: Rng, dist: int = 0, scale: float = 
 
 @partition("fedsbme", public=0.2, public_test=0.1, test=3 / 7)
 def fedsbme(labels: Labels, clients: int, rng: Rng, alpha: float = 0.5, least: int = 10) -> Parts:
-    """20 % server train, 10 % server test, then clients as `dirichlet`, each 4:3 train to test (FEDSBME)."""
+    """20 % for the server's training, 10 % for its test, the rest like `dirichlet`, split 4:3 into train and test (FEDSBME)."""
     return dirichlet(labels, clients, rng, alpha, least)
 
 

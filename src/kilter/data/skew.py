@@ -1,7 +1,7 @@
-"""How far clients' data differ: in labels, in amount, in features.
+"""How much the data of clients differ: in labels, in amount, in features.
 
-All measures are of the rows a client may learn from (train and valid), in the paper's letters: n_kc rows of class c at
-client k, n_k their sum, q_k = n_kc / n_k, p = pooled label distribution. Logarithms are natural.
+Measures are computed on the rows for training and validation. Notation: n_kc rows of class c at client k, n_k their sum,
+q_k = n_kc / n_k, p = the pooled label distribution. Logarithms are natural.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ClientSkew:
-    """One client's labels."""
+    """The label skew of one client."""
 
     id: str
     n: int  # rows
@@ -34,27 +34,27 @@ class ClientSkew:
 
 @dataclass(frozen=True)
 class Skew:
-    """A whole split."""
+    """The skew of a split."""
 
     clients: tuple[ClientSkew, ...]
     kl: float  # mean over clients
     kl_weighted: float  # sum_k n_k KL_k / n: the mutual information of client and label
     js: float
     js_weighted: float
-    classes: float  # mean number of classes a client has
+    classes: float  # mean number of classes of a client
     gini: float  # of the n_k
     variation: float  # std / mean of the n_k
     smallest: int
     largest: int
-    feature: float | None  # see feature_skew; None where it cannot be told
+    feature: float | None  # see feature_skew; None if it cannot be measured
 
     def lines(self) -> list[tuple[str, str]]:
-        """Name and value of each overall measure, for people."""
+        """Name and value of each overall measure, as text."""
         return [
             ("label KL to the pool, mean (weighted)", f"{self.kl:.3f} ({self.kl_weighted:.3f})"),
             ("label JS to the pool, mean (weighted)", f"{self.js:.3f} ({self.js_weighted:.3f})"),
-            ("classes a client", f"{self.classes:.1f}"),
-            ("rows a client, smallest to largest", f"{self.smallest:,} to {self.largest:,}"),
+            ("classes of a client, mean", f"{self.classes:.1f}"),
+            ("rows of a client, smallest to largest", f"{self.smallest:,} to {self.largest:,}"),
             ("amounts: Gini, coefficient of variation", f"{self.gini:.3f}, {self.variation:.3f}"),
             ("features within a class, in standard deviations", "-" if self.feature is None else f"{self.feature:.3f}"),
         ]
@@ -72,7 +72,7 @@ def entropy(p: ArrayLike) -> float:
 
 
 def kl(p: ArrayLike, q: ArrayLike) -> float:
-    """KL(p || q) = sum p ln(p / q); infinite where q has no mass and p has.
+    """KL(p || q) = sum p ln(p / q); infinite if p has mass where q has none.
 
     >>> round(kl([1, 0], [0.5, 0.5]), 6)
     0.693147
@@ -91,7 +91,7 @@ def js(p: ArrayLike, q: ArrayLike) -> float:
 
 
 def gini(sizes: ArrayLike) -> float:
-    """sum_ij |n_i - n_j| / (2 K sum n): 0 all equal, (K - 1) / K one has everything."""
+    """sum_ij |n_i - n_j| / (2 K sum n): 0 if all are equal, (K - 1) / K if one client has all rows."""
     n = np.sort(np.asarray(sizes, dtype=float))
     return float(((2 * np.arange(1, len(n) + 1) - len(n) - 1) * n).sum() / (len(n) * n.sum()))
 
@@ -106,9 +106,9 @@ def feature_skew(x: Tensor, y: Tensor, clients: list[Tensor]) -> float | None:
     """Root mean square distance of client means from the pooled mean within a class, in pooled standard deviations.
 
     F^2 = sum_{k,c} n_kc [ mean_j (m_kcj - m_cj)^2 / s_cj^2 - (1 / n_kc - 1 / n_c) ] / sum_{k,c} n_kc, at least 0,
-    with m, s^2 (unbiased) the means and variances of feature j in class c; j over features that vary. Working within a class
-    keeps label skew out; the subtracted term is what chance alone gives IID clients. Classes at one client only cannot
-    be told from label skew and are left out: None where that leaves nothing.
+    with m, s^2 (unbiased) the means and variances of feature j in class c, for features j that vary. Measuring within a class
+    excludes label skew. The subtracted term is the expected value for IID clients. Classes that only one client has cannot be
+    separated from label skew and are left out. None if no class remains.
     """
     total = weight = 0.0
     owner = torch.cat([torch.full((len(rows),), k) for k, rows in enumerate(clients)])
@@ -132,18 +132,18 @@ def feature_skew(x: Tensor, y: Tensor, clients: list[Tensor]) -> float | None:
 
 
 def learnable(split: Split) -> dict[str, Tensor]:
-    """Each client's rows of the tables: train and valid."""
+    """The row numbers of each client's train and valid rows."""
     return {name: torch.cat([data.train.index, data.valid.index]) for name, data in split.clients.items()}
 
 
 def counts(split: Split) -> NDArray[np.int64]:
-    """(clients, classes): n_kc."""
+    """n_kc, (clients, classes)."""
     y, size = split.dataset.y, len(split.dataset.classes)
     return np.stack([np.bincount(y[rows].numpy(), minlength=size) for rows in learnable(split).values()])
 
 
 def of_counts(names: Sequence[str], table: NDArray[np.int64], feature: float | None = None) -> Skew:
-    """Every measure that counts n_kc (clients, classes) give: all but that of features. A client without rows has q_k = 0."""
+    """The measures that follow from the counts n_kc (clients, classes): all but that of features. Without rows, q_k = 0."""
     n = table.sum(1)
     pooled = table.sum(0) / n.sum()
     shares = table / np.maximum(n, 1)[:, None]
@@ -169,6 +169,6 @@ def of_counts(names: Sequence[str], table: NDArray[np.int64], feature: float | N
 
 
 def measure(split: Split) -> Skew:
-    """Every measure of a split."""
+    """All measures of a split."""
     feature = feature_skew(split.dataset.x, split.dataset.y, list(learnable(split).values()))
     return of_counts(list(split.clients), counts(split), feature)

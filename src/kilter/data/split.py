@@ -1,4 +1,4 @@
-"""A data set divided among clients: who trains, validates and tests on which rows of the same tables."""
+"""A data set divided among clients: the rows that each client trains, validates and tests on. All share the same tables."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from kilter.core import Data, Rows, as_float
 from kilter.data.datasets import Dataset, load
+from kilter.data.partition_rules import PartitionRule, Parts, parse
 from kilter.data.partitions import noise_std
-from kilter.data.rules import Parts, Rule, parse
 from kilter.errors import Mistake
 from kilter.seeds import numpy_generator
 
@@ -25,7 +25,7 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Clients' rows, the global test rows, and what the aggregator may hold."""
+    """The rows of the clients, the global test rows, and the rows of the aggregator."""
 
     dataset: Dataset
     clients: dict[str, Data]
@@ -33,34 +33,34 @@ class Split:
     public: Rows | None
     public_test: Rows | None = None
     partition: str = ""
-    repeats: bool = False  # the rule lets clients hold the same rows
+    repeats: bool = False  # several clients may hold the same row
 
     def check(self) -> None:
-        """No row is two of learnt, validated and tested on, and none is held twice unless the rule repeats rows.
+        """Check that no row is used for two of training, validation and test, or held twice (unless the rule repeats rows).
 
-        Learnt = every client's train, and public. Tested = the global, every client's and the public test.
+        Training rows are those of all clients and the public rows. Test rows are the global, the clients' and the public ones.
         """
         size = len(self.dataset.y)
         clients = list(self.clients.values())
-        learnt = count(size, [d.train for d in clients] + ([self.public] if self.public else []))
+        trained = count(size, [d.train for d in clients] + ([self.public] if self.public else []))
         valid = count(size, [d.valid for d in clients])
         local = count(size, [d.test for d in clients] + ([self.public_test] if self.public_test else []))
         tested = local + count(size, [self.test])
-        for name, one, other in (
-            ("learnt", learnt, "tested"),
+        for name, uses, other in (
+            ("trained", trained, "tested"),
             ("validated", valid, "tested"),
-            ("learnt", learnt, "validated"),
+            ("trained", trained, "validated"),
         ):
-            both = np.flatnonzero(one * (tested if other == "tested" else valid))
+            both = np.flatnonzero(uses * (tested if other == "tested" else valid))
             if len(both):
                 raise ValueError(f"{len(both)} rows are both {name} and {other} on, such as row {both[0]}")
-        if not self.repeats and max(learnt.max(), valid.max()) > 1:
-            raise ValueError("a row is with two clients, or with one client twice")
+        if not self.repeats and max(trained.max(), valid.max()) > 1:
+            raise ValueError("two clients hold the same row, or one client holds it twice")
         for id_, data in self.clients.items():
             if len(data.train) == 0:
                 raise ValueError(f"client {id_} has no training rows")
             if any(len(np.unique(rows.index.numpy())) < len(rows) for rows in (data.train, data.valid, data.test)):
-                raise ValueError(f"client {id_} has a row twice")
+                raise ValueError(f"client {id_} holds a row twice")
 
 
 def count(size: int, rows: Iterable[Rows]) -> Index:
@@ -81,13 +81,14 @@ def split(
     test: float = 0.15,
     public_per_class: int = 0,
 ) -> Split:
-    """Divide the training rows among clients by a partition rule (see PARTITIONS); tables are shared, never copied.
+    """Divide the training rows among clients with a partition rule (see PARTITIONS). Tables are shared, never copied.
 
-    `public_per_class` rows of each class are set aside first. Of a client's n rows, round(test n) are its test rows,
-    then round(valid (n - tests)) its validation, at least one each while a training row remains. Exceptions:
-    natural, sources: the test rows of its group in `dataset.test`, where it has any; slfed, whose rows repeat: test
-    rows from `dataset.test` in its label proportions, validation rows from one pool that no client trains on;
-    fedsbme: 3/7 for test. Natural clients bear their group's name, `clients=0` is all of them; others are c00, c01, ...
+    `public_per_class` rows of each class are set aside first. Of a client's n rows, round(test n) are test rows, then
+    round(valid (n - tests)) are validation rows: at least one each, as long as a training row remains. Exceptions: with natural
+    and sources, a client has the test rows of its group in `dataset.test`, if there are any. With slfed, where clients share
+    rows, test rows come from `dataset.test` in the client's label proportions, and validation rows from a pool that no client
+    trains on. With fedsbme, 3/7 of the rows are test rows. Natural clients have the names of their groups (`clients=0`: all of
+    them); other clients are named c00, c01, ...
     """
     rule, arguments = parse(partition)
     for name, share in (("valid", valid), ("test", test)):
@@ -95,7 +96,7 @@ def split(
             raise Mistake(f"The {name} share must be at least 0 and below 1, not {share:g}.")
     if rule.by == "groups" and dataset.groups is None:
         raise Mistake(
-            f"Partition '{rule.name}' needs natural groups and '{dataset.name}' has none: use dirichlet:0.5 or another."
+            f"Partition '{rule.name}' needs natural groups, but '{dataset.name}' has none: use another, such as dirichlet:0.5."
         )
     y = dataset.y.numpy()
     rows, public, public_test = set_aside(dataset, rule, seed, public_per_class)
@@ -131,35 +132,41 @@ def split(
 
 
 def rows_of(tables: Mapping[str, Tensor], index: Index) -> Rows:
-    """These rows in ascending order."""
+    """Rows with these numbers, in ascending order."""
     return Rows(tables, torch.from_numpy(np.sort(index).astype(np.int64)))
 
 
 def public_file(path: str, dataset: Dataset) -> Rows:
-    """A user's file as public rows: all of it, of the data set's shape and classes, none of them among its rows."""
-    found = load(path, classes=dataset.classes)
-    mine, theirs = tuple(found.x.shape[1:]), tuple(dataset.x.shape[1:])
-    if mine != theirs:
-        raise Mistake(f"Rows of the public file '{path}' have shape {mine}, those of '{dataset.name}' {theirs}.")
-    held = {digest(dataset.x[i]) for i in torch.cat([dataset.train, dataset.test])}
-    both = sum(digest(x) in held for x in found.x)
-    if both:
+    """All rows of a user's file as public rows. They must have the data set's shape and classes and must not be among its rows."""
+    public = load(path, classes=dataset.classes)
+    shape, expected = tuple(public.x.shape[1:]), tuple(dataset.x.shape[1:])
+    if shape != expected:
         raise Mistake(
-            f"{both} rows of the public file '{path}' are also in '{dataset.name}', where clients train and test on them: "
+            f"Rows of the public file '{path}' have shape {shape}, those of '{dataset.name}' {expected}: give the same shape."
+        )
+    held = {digest(dataset.x[i]) for i in torch.cat([dataset.train, dataset.test])}
+    shared = sum(digest(x) in held for x in public.x)
+    if shared:
+        raise Mistake(
+            f"{shared} rows of the public file '{path}' are also in '{dataset.name}', where clients train and test on them: "
             "give other rows, or set some aside (--public 10)."
         )
-    return Rows.of(x=found.x, y=found.y)
+    return Rows.of(x=public.x, y=public.y)
 
 
 def digest(x: Tensor) -> bytes:
-    """Tells rows apart."""
+    """A digest of a row's values."""
     return blake2b(as_float(x).contiguous().numpy().tobytes(), digest_size=16).digest()
 
 
-def set_aside(dataset: Dataset, rule: Rule, seed: int, per_class: int) -> tuple[Index, Index, Index]:
-    """Training rows for clients, public rows and public test rows, the latter two evenly from every class."""
-    if per_class < 0 or (per_class and rule.public):
-        raise Mistake(f"public_per_class must be 0 with '{rule.name}' and never negative, not {per_class}.")
+def set_aside(dataset: Dataset, rule: PartitionRule, seed: int, per_class: int) -> tuple[Index, Index, Index]:
+    """Row numbers for clients, public rows and public test rows. The latter two are taken evenly from every class."""
+    if per_class < 0:
+        raise Mistake(f"public_per_class must be at least 0, not {per_class}.")
+    if per_class and rule.public:
+        raise Mistake(
+            f"The partition '{rule.name}' sets public rows aside itself: leave out public_per_class (--public)."
+        )
     rng = numpy_generator(seed, "public")
     rows, y = dataset.train.numpy(), dataset.y.numpy()
     rest: list[Index] = []
@@ -170,7 +177,7 @@ def set_aside(dataset: Dataset, rule: Rule, seed: int, per_class: int) -> tuple[
         if per_class >= len(mine):
             raise Mistake(
                 f"public_per_class={per_class} takes all {len(mine)} training rows of class '{dataset.classes[c]}': "
-                f"ask for at most {len(mine) - 1}."
+                f"use at most {len(mine) - 1}."
             )
         first = per_class or round(rule.public * len(mine))
         second = first + round(rule.public_test * len(mine))
@@ -182,7 +189,7 @@ def set_aside(dataset: Dataset, rule: Rule, seed: int, per_class: int) -> tuple[
 def carve(
     part: Index, seed: int, name: str, valid: float, test: float, own: Index | None
 ) -> tuple[Index, Index, Index]:
-    """A client's train, valid and test rows; `own` are test rows it brings along."""
+    """The train, valid and test rows of a client; `own` are test rows it already has."""
     part = numpy_generator(seed, "split", name).permutation(part)
     n = len(part)
     tests = 0 if own is not None else some_of(n, test)
@@ -191,12 +198,12 @@ def carve(
 
 
 def some_of(n: int, share: float) -> int:
-    """round(share n), at least one where the share is not 0, but never all."""
+    """round(share n): at least one if the share is not 0, but never all."""
     return min(max(1, round(share * n)), n - 1) if share > 0 else 0
 
 
 def group_ids(dataset: Dataset, parts: Parts) -> list[str]:
-    """Node ids from the names of the clients' groups, in letters, digits, '-', '_' and '.'."""
+    """Node ids from the names of the clients' groups, made of letters, digits, '-', '_' and '.'."""
     assert dataset.groups is not None
     numbers = [int(dataset.groups[part[0]]) for part in parts]
     clean = [re.sub(r"[^A-Za-z0-9_.-]+", "-", dataset.group_names[g]).strip("-") or f"g{g}" for g in numbers]
@@ -204,7 +211,7 @@ def group_ids(dataset: Dataset, parts: Parts) -> list[str]:
 
 
 def group_tests(dataset: Dataset, held: Mapping[str, Index], seed: int) -> dict[str, Index]:
-    """Each group's rows of `dataset.test`, dealt to its clients; all of them to each where they are too few."""
+    """The rows of each group in `dataset.test`, divided among its clients; if there are too few, each client gets all."""
     assert dataset.groups is not None
     groups, rows = dataset.groups.numpy(), dataset.test.numpy()
     members: dict[int, list[str]] = {}
@@ -223,25 +230,24 @@ def group_tests(dataset: Dataset, held: Mapping[str, Index], seed: int) -> dict[
 def carve_repeating(
     dataset: Dataset, held: Mapping[str, Index], seed: int, valid: float, test: float
 ) -> dict[str, tuple[Index, Index, Index]]:
-    """Rows that repeat: a pool of the rows is for validation wherever they are held; tests come from `dataset.test`.
+    """Train, valid and test rows where clients share rows. A common pool is used for validation; tests come from `dataset.test`.
 
-    Client k's tests: round(s n_kc) rows of class c, s = min(test / (1 - test), min_c available_c / n_kc).
+    Tests of client k: round(s n_kc) rows of class c, s = min(test / (1 - test), min_c available_c / n_kc).
     """
     size, y = len(dataset.y), dataset.y.numpy()
-    free = np.setdiff1d(
-        np.concatenate(list(held.values())), [part[0] for part in held.values()]
-    )  # all keep one to train on
+    first = [part[0] for part in held.values()]  # every client keeps this one for training
+    free = np.setdiff1d(np.concatenate(list(held.values())), first)
     pool = np.zeros(size, dtype=bool)
     pool[numpy_generator(seed, "valid pool").permutation(free)[: round(valid * len(free))]] = True
     tested = dataset.test.numpy()
     by_class = [tested[y[tested] == c] for c in range(len(dataset.classes))]
-    there = np.array([len(rows) for rows in by_class])
+    available = np.array([len(rows) for rows in by_class])
     out: dict[str, tuple[Index, Index, Index]] = {}
     for name, part in held.items():
         rng = numpy_generator(seed, "split", name)
-        n = np.bincount(y[part], minlength=len(there))
-        have = (n > 0) & (there > 0)
-        scale = min([test / (1 - test), *(there[have] / n[have])])
+        n = np.bincount(y[part], minlength=len(available))
+        have = (n > 0) & (available > 0)
+        scale = min([test / (1 - test), *(available[have] / n[have])])
         take = np.where(have, np.round(scale * n), 0).astype(int)
         if test > 0 and have.any() and take.sum() == 0:
             take[np.argmax(n * have)] = 1
@@ -251,7 +257,7 @@ def carve_repeating(
 
 
 def add_noise(x: Tensor, held: Mapping[str, Index], seed: int, level: float, is_std: bool, **_: Any) -> Tensor:
-    """A new table: client k's rows + N(0, noise_std(k)^2), once and for all; images are clipped to 0..1."""
+    """A copy of the table with noise N(0, noise_std(k)^2) added to the rows of client k. Images are clipped to 0..1."""
     noisy = x.clone()
     images = x.ndim > 2
     for k, (name, rows) in enumerate(held.items()):
