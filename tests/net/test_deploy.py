@@ -1,4 +1,4 @@
-"""docs/deploy.md, run from top to bottom."""
+"""docs/deploy.md and docs/hospital.md, run from top to bottom."""
 
 from __future__ import annotations
 
@@ -14,33 +14,52 @@ from pathlib import Path
 import pytest
 from place import Place, free_ports
 
-PAGE = Path(__file__).parents[2] / "docs/deploy.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_every_command_of_the_page_works(tmp_path: Path) -> None:
-    blocks = [b for b in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL) if "pip install" not in b]
+def run_page(name: str, folder: Path, ports: tuple[str, ...]) -> str:
+    """Run every shell block of a page, on free ports; what it printed."""
+    blocks = [
+        b for b in re.findall(r"```bash\n(.*?)```", (DOCS / name).read_text(), re.DOTALL) if "pip install" not in b
+    ]
     script = "set -e\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n" + "".join(blocks)
-    for port, free in zip(("9443", "9444", "9501", "9502", "9503"), free_ports(5), strict=True):
+    for port, free in zip(ports, free_ports(len(ports)), strict=True):
         script = script.replace(f":{port}", f":{free}")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-c", script],
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
         timeout=800,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_command_of_deploy_works(tmp_path: Path) -> None:
+    printed = run_page("deploy.md", tmp_path, ("9443", "9444", "9501", "9502", "9503"))
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["rounds"] == 3
     assert summary["failures"] == 0
-    assert "train: " in done.stdout  # of the dry run
-    assert "here: " in done.stdout  # of the status
+    assert "train: " in printed  # of the dry run
+    assert "here: " in printed  # of the status
     for site in "abc":
         assert (tmp_path / f"peer-{site}/summary.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_command_of_hospital_works(tmp_path: Path) -> None:
+    printed = run_page("hospital.md", tmp_path, ("9643",))
+    assert "What could be inferred" in printed
+    assert "all genuine" in printed
+    assert "reply to server: counts model" in printed
+    assert json.loads((tmp_path / "run/summary.json").read_text())["failures"] == 0
+    assert (tmp_path / "audit.csv").exists()
 
 
 def test_a_dry_run_shows_what_would_leave_and_status_and_metrics_tell(place: Callable[..., Place]) -> None:
