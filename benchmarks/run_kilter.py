@@ -34,7 +34,7 @@ def main() -> None:
         for fed.round in range(1, work.rounds + 1):
             state = method.round(fed, state)
             record = fed.ledger.close()
-            watch.tick(record["steps"], record["loss"])
+            watch.tick(record.steps, record.loss)
     watch.end(accuracy=accuracy(task.load(method.model(state)), given.folder, work.data))
 
 

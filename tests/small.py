@@ -14,6 +14,8 @@ from kilter.blocks.density.made import MADE
 from kilter.core import Data, Method, Rows
 from kilter.methods import methods
 from kilter.models import build
+from kilter.records.codec import to_tree
+from kilter.records.types import Round, Summary
 from kilter.runtimes.simulation import Simulation
 from kilter.tasks import Task
 from kilter.train import SGD
@@ -194,3 +196,8 @@ def known_made() -> MADE:
 def every(bits: int) -> torch.Tensor:
     """All binary rows, 0...0 to 1...1."""
     return torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * bits).reshape(-1, bits)
+
+
+def timeless(record: Round | Summary) -> dict[str, Any]:
+    """A record as plain values, without what depends on the clock or the number of processes."""
+    return {k: v for k, v in to_tree(record).items() if k not in ("seconds", "fit_seconds", "workers")}

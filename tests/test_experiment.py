@@ -25,7 +25,7 @@ def test_written_file_repeats_the_run(tmp_path):
     e = Experiment.of({**SMALL, "method": "scaffold"})
     (tmp_path / "e.toml").write_text(e.write())
     first, second = (federate(*x.build(), rounds=x.rounds) for x in (e, Experiment.read(tmp_path / "e.toml")))
-    assert first.summary["last"] == second.summary["last"]
+    assert first.summary.last == second.summary.last
 
 
 @pytest.mark.parametrize(

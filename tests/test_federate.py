@@ -16,8 +16,10 @@ from torch import Tensor
 from kilter.core import AtNodes, Data, Method, Node, Rows
 from kilter.errors import Mistake
 from kilter.federate import federate
-from kilter.records.run_folder import Store
-from kilter.runtimes.evaluation import GLIMPSE, glimpse, mean_of, spread
+from kilter.records.codec import from_json, to_json
+from kilter.records.run_folder import Store, read_clients, read_rounds, read_summary
+from kilter.records.types import ClientReport, Round
+from kilter.runtimes.evaluation import SAMPLE, mean_of, sample_rows, spread
 from kilter.runtimes.simulation import Simulation
 from small import bench, digits, federation, method, mlp_task, normed_task, quadratic, quadratic_task, same, skewed
 
@@ -56,41 +58,41 @@ def scripted(valid: list[float], test: list[float], **options: Any) -> Any:
 
 
 def test_best_is_chosen_on_validation_never_on_test() -> None:
-    found = scripted([0.5, 0.8, 0.8, 0.7], [0.9, 0.2, 0.95, 0.6]).summary
-    assert found["best"]["chosen_on"] == "validation"
-    assert found["best"]["round"] == 2  # the first of the best
-    assert found["best"]["global_accuracy"] == pytest.approx(0.2)
-    assert found["best"]["valid"]["accuracy"] == pytest.approx(0.8)
-    assert found["last"]["round"] == 4
-    assert found["global_accuracy"] == found["last"]["global_accuracy"] == pytest.approx(0.6)
+    summary = scripted([0.5, 0.8, 0.8, 0.7], [0.9, 0.2, 0.95, 0.6]).summary
+    assert summary.chosen_by == "accuracy"
+    assert summary.best.round == 2  # the first of the best
+    assert summary.best.global_accuracy == pytest.approx(0.2)
+    assert summary.best.valid["accuracy"] == pytest.approx(0.8)
+    assert summary.last.round == 4
+    assert summary.global_accuracy == summary.last.global_accuracy == pytest.approx(0.6)
 
 
 def test_patience_counts_evaluations_without_improvement() -> None:
     valid, test = [0.5, 0.6, 0.6, 0.55, 0.9, 0.9], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
     stopped = scripted(valid, test, patience=2)
-    assert (stopped.summary["rounds"], stopped.summary["stopped_early"]) == (4, True)
-    assert stopped.summary["best"]["round"] == 2
-    assert stopped.summary["global_accuracy"] == pytest.approx(0.4)  # last is what was last, not best
-    assert stopped.clients["last"]["round"] == 4
+    assert (stopped.summary.rounds, stopped.summary.stopped_early) == (4, True)
+    assert stopped.summary.best.round == 2
+    assert stopped.summary.global_accuracy == pytest.approx(0.4)  # last is what was last, not best
+    assert stopped.summary.last.round == 4
     patient = scripted(valid, test, patience=3)
-    assert (patient.summary["rounds"], patient.summary["stopped_early"]) == (6, False)
-    assert scripted(valid, test, patience=2, evaluate_every=2).summary["rounds"] == 6
-    assert scripted(valid, test).summary["rounds"] == 6
+    assert (patient.summary.rounds, patient.summary.stopped_early) == (6, False)
+    assert scripted(valid, test, patience=2, evaluate_every=2).summary.rounds == 6
+    assert scripted(valid, test).summary.rounds == 6
 
 
 def test_a_run_that_stops_in_its_last_round_was_not_stopped_early() -> None:
-    assert scripted([0.5, 0.4], [0, 0], patience=1).summary["stopped_early"] is False
+    assert scripted([0.5, 0.4], [0, 0], patience=1).summary.stopped_early is False
 
 
 def test_evaluates_when_asked_and_at_the_end() -> None:
     found = scripted([0.5] * 7, [0.1] * 7, evaluate_every=3)
-    assert [r["global"] is not None for r in found.rounds] == [False, False, False, True, False, False, True, True]
-    assert [r["round"] for r in found.rounds] == list(range(8))
+    assert [r.global_metrics is not None for r in found.rounds] == [False, False, False, True, False, False, True, True]
+    assert [r.round for r in found.rounds] == list(range(8))
 
 
 def test_a_stopped_run_is_examined_in_full() -> None:
     found = scripted([0.5, 0.4, 0.4], [0.1] * 3, patience=1)
-    assert "per_class" in found.summary["last"]["global"]
+    assert found.summary.last.scores.per_class is not None
 
 
 @pytest.mark.parametrize("bad", [{"rounds": 0}, {"rounds": -1}, {"rounds": 1, "evaluate_every": 0}])
@@ -100,59 +102,62 @@ def test_runs_that_cannot_be(bad: dict[str, int]) -> None:
 
 
 def test_records_and_watch() -> None:
-    seen: list[dict[str, Any]] = []
+    seen: list[Round] = []
     found = federate(method("fedavg", normed_task(), cohort=0.5), federation(), 3, watch=seen.append)
     assert seen == found.rounds
     for k, record in enumerate(found.rounds):
-        assert record["round"] == k
-        assert json.loads(json.dumps(record)) == record
+        assert record.round == k
+        assert from_json(Round, to_json(record)) == record
         if k:
-            assert len(record["participants"]) == 2
-            assert record["loss"] > 0
-            assert set(record["client"]["accuracy"]) == {"mean", "std", "min", "max", "worst_decile"}
-            assert "per_class" not in record["global"]
-    assert found.summary["bytes_up"] == sum(r["bytes_up"] for r in found.rounds)
+            assert len(record.participants) == 2
+            assert record.loss > 0
+            assert record.client["accuracy"].min <= record.client["accuracy"].mean
+            assert "per_class" not in record.global_metrics
+    assert found.summary.bytes_up == sum(r.bytes_up for r in found.rounds)
 
 
 def test_the_summary_has_what_is_promised(tmp_path: Path) -> None:
     store = Store(tmp_path)
     found = federate(method("fedprox"), federation(seed=3), 2, store=store)
+    assert read_summary(tmp_path) == found.summary
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary == found.summary
     promised = {"method", "rounds", "seed", "global_accuracy", "client_accuracy", "bytes_up", "bytes_down", "seconds"}
     assert promised <= summary.keys()
-    assert (summary["method"], summary["rounds"], summary["seed"], summary["clients"]) == ("fedprox", 2, 3, 4)
+    assert [summary[k] for k in ("method", "rounds", "seed", "clients")] == ["fedprox", 2, 3, 4]
     assert set(summary["client_accuracy"]) == {"mean", "std", "min", "max", "worst_decile"}
     metrics = {"accuracy", "balanced_accuracy", "precision", "recall", "specificity", "f1", "top5", "loss"}
-    assert metrics <= summary["last"]["global"].keys()
-    assert metrics <= summary["last"]["client"].keys()
-    assert torch.tensor(summary["last"]["global"]["confusion"]).sum() == len(bench())
-    assert [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()] == found.rounds
-    clients = json.loads((tmp_path / "clients.json").read_text())
-    assert clients == found.clients
-    assert set(clients) == {"last", "best"}
-    assert list(clients["last"]["clients"]) == ["c0", "c1", "c2", "c3"]
+    assert metrics <= found.summary.last.scores.metrics.keys()
+    assert metrics <= found.summary.last.client.keys()
+    assert torch.tensor(found.summary.last.scores.confusion).sum() == len(bench())
+    assert read_rounds(tmp_path) == found.rounds
+    clients = read_clients(tmp_path)
+    assert clients.last.clients == found.clients
+    assert clients.best is not None
+    assert clients.best.clients == found.best_clients
+    assert list(clients.last.clients) == ["c0", "c1", "c2", "c3"]
 
 
 def test_every_client_is_examined_also_those_not_sampled() -> None:
     clients = skewed(6)
     found = federate(method("fedavg", cohort=0.2), federation(clients), 1)
-    assert len(found.rounds[1]["participants"]) == 1
-    reports = found.clients["last"]["clients"]
-    assert {i: r["n_test"] for i, r in reports.items()} == {i: len(d.test) for i, d in clients.items()}
+    assert len(found.rounds[1].participants) == 1
+    reports = found.clients
+    assert {i: r.n_test for i, r in reports.items()} == {i: len(d.test) for i, d in clients.items()}
     assert found.model is not None
     for i, data in clients.items():
-        assert reports[i]["test"] == method("fedavg").task.evaluate(found.model, data.test)
-        assert reports[i]["valid"] == method("fedavg").task.evaluate(found.model, data.valid)
-        assert "own_test" not in reports[i]
+        assert reports[i].test == method("fedavg").task.evaluate(found.model, data.test)
+        assert reports[i].valid == method("fedavg").task.evaluate(found.model, data.valid)
+        assert reports[i].own_test is None
 
 
 def test_the_global_model_is_examined_on_the_common_test_set() -> None:
     run = method("fedavg")
     found = federate(run, federation(), 2)
     assert found.model is not None
-    assert found.summary["global_is"] == "the global model"
-    assert found.summary["last"]["global"] | run.task.evaluate(found.model, bench()) == found.summary["last"]["global"]
+    assert found.summary.global_model == "global"
+    assert (
+        found.summary.last.scores.metrics | run.task.evaluate(found.model, bench()) == found.summary.last.scores.metrics
+    )
 
 
 def test_without_a_global_model_the_mean_over_clients_is_named_so() -> None:
@@ -160,13 +165,13 @@ def test_without_a_global_model_the_mean_over_clients_is_named_so() -> None:
     fed = federation()
     found = federate(run, fed, 1)
     scores = [run.task.evaluate(s["w"], bench())["accuracy"] for s in fed.states.values()]
-    assert found.summary["global_is"] == "the mean over the clients' own models"
-    assert found.summary["global_accuracy"] == pytest.approx(sum(scores) / 4)
-    assert found.summary["client_is"].startswith("each client's own model")
+    assert found.summary.global_model == "mean of personal models"
+    assert found.summary.global_accuracy == pytest.approx(sum(scores) / 4)
+    assert found.summary.client_model == "personal"
     own = [run.task.evaluate(s["w"], fed.clients[i].test)["accuracy"] for i, s in fed.states.items()]
-    assert found.summary["client_accuracy"]["mean"] == pytest.approx(sum(own) / 4)
-    reports = found.clients["last"]["clients"]
-    assert all(r["test"] is None and r["own_test"] for r in reports.values())
+    assert found.summary.client_accuracy.mean == pytest.approx(sum(own) / 4)
+    reports = found.clients
+    assert all(r.test is None and r.own_test for r in reports.values())
     assert found.model is None
 
 
@@ -176,9 +181,9 @@ def test_under_peers_every_node_is_judged_by_the_state_it_keeps() -> None:
     found = federate(run, fed, 2)
     assert isinstance(found.state, AtNodes)
     assert found.model is None
-    assert found.summary["global_is"] == "the mean over the clients' own models"
+    assert found.summary.global_model == "mean of personal models"
     scores = [run.task.evaluate(fed.states[i]["~pool"], bench())["accuracy"] for i in fed.ids]
-    assert found.summary["global_accuracy"] == pytest.approx(sum(scores) / 4)
+    assert found.summary.global_accuracy == pytest.approx(sum(scores) / 4)
     assert len(set(scores)) > 1
 
 
@@ -189,23 +194,23 @@ def test_validation_counts_by_rows() -> None:
     assert found.model is not None
     rows = torch.cat([d.valid.index for d in clients.values()])
     together = run.task.evaluate(found.model, Rows(digits().tables, rows))
-    assert found.rounds[1]["valid"]["accuracy"] == pytest.approx(together["accuracy"])
+    assert found.rounds[1].valid["accuracy"] == pytest.approx(together["accuracy"])
 
 
 def test_no_validation_no_best_and_no_test_no_client_scores() -> None:
     empty = Rows(digits().tables, torch.empty(0, dtype=torch.int64))
     clients = {i: Data(d.train, empty, empty) for i, d in skewed().items()}
     found = federate(method("fedavg"), federation(clients), 2, patience=1).summary
-    assert found["best"] == {"chosen_on": "validation"}
-    assert found["client_accuracy"] is None
-    assert found["global_accuracy"] is not None
-    assert found["rounds"] == 2
+    assert found.best is None
+    assert found.client_accuracy is None
+    assert found.global_accuracy is not None
+    assert found.rounds == 2
 
 
 def test_no_common_test_set_no_global_score() -> None:
     found = federate(method("fedavg"), federation(bench=None), 1).summary
-    assert found["global_accuracy"] is None
-    assert found["client_accuracy"]["mean"] > 0
+    assert found.global_accuracy is None
+    assert found.client_accuracy.mean > 0
 
 
 def test_a_task_without_accuracy_is_best_where_its_loss_is_least() -> None:
@@ -214,10 +219,11 @@ def test_a_task_without_accuracy_is_best_where_its_loss_is_least() -> None:
     from kilter.train import SGD
 
     found = federate(method("fedavg", task, local=SGD(lr=0.5)), Simulation(clients), 3)
-    losses = [r["valid"]["loss"] for r in found.rounds[1:]]
+    losses = [r.valid["loss"] for r in found.rounds[1:]]
     assert losses == sorted(losses, reverse=True)
-    assert found.summary["best"]["round"] == 3
-    assert found.summary["global_accuracy"] is None
+    assert found.summary.best.round == 3
+    assert (found.summary.chosen_by, found.summary.directions["loss"]) == ("loss", "lower")
+    assert found.summary.global_accuracy is None
 
 
 def test_the_saved_model_has_the_modules_names(tmp_path: Path) -> None:
@@ -241,7 +247,7 @@ def test_a_finished_run_can_be_asked_again_and_lengthened(tmp_path: Path) -> Non
         longer = federate(run, fed, 4, store=store)
     straight = federate(run, federation(), 4)
     assert same(longer.state, straight.state)
-    assert [r["loss"] for r in longer.rounds] == [r["loss"] for r in straight.rounds]
+    assert [r.loss for r in longer.rounds] == [r.loss for r in straight.rounds]
 
 
 def test_stopping_is_remembered(tmp_path: Path) -> None:
@@ -249,7 +255,7 @@ def test_stopping_is_remembered(tmp_path: Path) -> None:
     first = scripted(valid, [0.1] * 4, patience=1, store=(store := Store(tmp_path)))
     again = scripted(valid, [0.1] * 4, patience=1, store=store)
     assert first.summary == again.summary
-    assert again.summary["rounds"] == 2
+    assert again.summary.rounds == 2
 
 
 def test_node_states_are_not_examined_into_change() -> None:
@@ -268,26 +274,29 @@ def test_spread() -> None:
     values = [k / 100 for k in range(25)]
     found = spread(values[::-1])
     assert found is not None
-    assert found["worst_decile"] == pytest.approx(0.005)  # the mean of the worst two of 25
-    assert (found["min"], found["max"], found["mean"]) == (0, 0.24, pytest.approx(0.12))
-    assert found["std"] == pytest.approx(math.sqrt(sum((v - 0.12) ** 2 for v in values) / 25))
-    assert spread([0.3, 0.9])["worst_decile"] == 0.3  # type: ignore[index]
+    assert found.worst_decile == pytest.approx(0.005)  # the mean of the worst two of 25
+    assert (found.min, found.max, found.mean) == (0, 0.24, pytest.approx(0.12))
+    assert found.std == pytest.approx(math.sqrt(sum((v - 0.12) ** 2 for v in values) / 25))
+    assert spread([0.3, 0.9]).worst_decile == 0.3
+    assert spread(values, better="lower").worst_decile == pytest.approx(0.235)  # the two largest
+    assert spread([0.3, None, math.nan, 0.9]).mean == pytest.approx(0.6)
     assert spread([]) is None
 
 
 def test_mean_of_leaves_out_who_has_none() -> None:
-    assert mean_of([{"p": {"a": 1.0}}, {"p": None}, {}, {"p": {"a": 3.0}}], "p") == {"a": 2.0}
-    assert mean_of([{}], "p") is None
+    reports = [ClientReport(0, 0, own_bench={"a": 1.0}), ClientReport(0, 0), ClientReport(0, 0, own_bench={"a": 3.0})]
+    assert mean_of(reports) == {"a": 2.0}
+    assert mean_of([ClientReport(0, 0)]) is None
 
 
-def test_glimpse_is_a_fixed_choice_over_all_rows() -> None:
-    rows = Rows.of(y=torch.arange(3 * GLIMPSE))
-    seen = glimpse(rows, full=False)
+def test_sample_is_a_fixed_choice_over_all_rows() -> None:
+    rows = Rows.of(y=torch.arange(3 * SAMPLE))
+    seen = sample_rows(rows, full=False)
     assert seen is not None
-    assert len(seen) == GLIMPSE == len(seen.index.unique())
-    assert (seen.index[0], seen.index[-1]) == (0, 3 * GLIMPSE - 1)
-    assert glimpse(rows, full=True) is rows
-    assert glimpse(None, full=False) is None
+    assert len(seen) == SAMPLE == len(seen.index.unique())
+    assert (seen.index[0], seen.index[-1]) == (0, 3 * SAMPLE - 1)
+    assert sample_rows(rows, full=True) is rows
+    assert sample_rows(None, full=False) is None
 
 
 def test_personal_is_where_it_is_overridden() -> None:

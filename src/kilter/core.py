@@ -26,7 +26,7 @@ Batch = dict[str, Tensor]  # "x", "y" and whatever columns a step added
 Tree = Any  # nested dict/list/tuple of tensors and plain values: what may be kept, sent and checkpointed
 Loss = Callable[[Params, Batch, Tree], Tensor]
 
-Note = str | dict[str, object]  # a sentence, or a small table of plain values, such as {"listens": {peer: weight}}
+Note = str | dict[str, object]  # plain values, as they travel: made by Node.note, notice, record and listened
 
 SERVER = "server"
 
@@ -126,12 +126,31 @@ class Node:
     public: Rows | None = None  # rows that the aggregator may use
     bench: Rows | None = None  # the common test set, if there is one
     fits: int = 0  # how many fits this step has requested
-    notes: list[Note] = field(default_factory=list)  # what this step wants in the round's record; carries no data
+    notes: list[Note] = field(default_factory=list)  # for the round's record; never data
 
     @property
     def rng(self) -> torch.Generator:
         """A new generator for (seed, round, node, step). Keep it in a variable to draw more than once."""
         return generator(self.seed, self.round, self.id, self.step)
+
+    def note(self, text: str) -> None:
+        """Add a sentence to the round's record."""
+        self.notes.append(text)
+
+    def notice(self, what: str) -> None:
+        """Say that something did not happen as the method intends.
+
+        The run's end, its summary and a study's tables count equal notices, so leave out numbers and names of nodes.
+        """
+        self.notes.append({"notice": what})
+
+    def record(self, series: str, value: float, at: int | None = None) -> None:
+        """Add a point to a named series, at this round or at a number of your own. Studies draw every series."""
+        self.notes.append({"series": series, "value": float(value), "at": self.round if at is None else at})
+
+    def listened(self, weights: Mapping[str, float]) -> None:
+        """Record how much of others' models this node took, {peer: weight}; its own model has weight 1."""
+        self.notes.append({"listens": dict(weights)})
 
     def fit(
         self,
@@ -328,3 +347,11 @@ class Method(ABC):
     def personal(self, node: Node, state: Tree, x: Tensor) -> Tensor | None:
         """Outputs of this node's own model; None if it uses the global one."""
         return None
+
+    def never_happened(self, state: Tree) -> list[str]:
+        """What the method intends and, judging by its final state, never did: notices for the whole run."""
+        return []
+
+    def depends_on_rounds(self) -> bool:
+        """Whether training depends on how many rounds the run has (`fed.rounds`), so that a finished run cannot be extended."""
+        return False

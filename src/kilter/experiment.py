@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import tomllib
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
@@ -22,13 +23,13 @@ from kilter.core import Data, Method
 from kilter.data import Dataset, Split
 from kilter.data.split import public_file
 from kilter.errors import Mistake, unknown
-from kilter.federate import CHECKPOINT_SECONDS, Result, Watch, federate
+from kilter.federate import CHECKPOINT_SECONDS, NothingTrained, Result, Watch, federate, nothing_trained
 from kilter.methods import find
 from kilter.models import build as build_model
 from kilter.models import load_weights
 from kilter.options import check, check_values, fill, option, own_fields
 from kilter.plugins import is_file_spec
-from kilter.records.run_folder import Store
+from kilter.records.run_folder import Store, write
 from kilter.runtimes.base import Runtime
 from kilter.runtimes.robust import parse as parse_robust
 from kilter.runtimes.simulation import Missing, Simulation
@@ -203,19 +204,27 @@ class Experiment:
         store: Store,
         watch: Watch | None = None,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
+        extend: bool = False,
     ) -> Result:
-        """All rounds of it, from where the store left off, wherever the federation is."""
-        return federate(
-            method,
-            fed,
-            self.rounds,
-            store=store,
-            evaluate_every=self.evaluate_every,
-            patience=self.patience,
-            watch=watch,
-            checkpoint_seconds=checkpoint_seconds,
-            name=self.method,
-        )
+        """Run all rounds, from the store's checkpoint if it has one. `extend`: the run may have fewer rounds so far."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NothingTrained)  # it is raised below
+            result = federate(
+                method,
+                fed,
+                self.rounds,
+                store=store,
+                evaluate_every=self.evaluate_every,
+                patience=self.patience,
+                watch=watch,
+                checkpoint_seconds=checkpoint_seconds,
+                name=self.method,
+                experiment=asdict(self),
+                extend=(lambda: write(store.path("experiment.toml"), self.write())) if extend else None,
+            )
+        if result.summary.outcome != "trained":
+            raise NothingTrained(nothing_trained(result.rounds))
+        return result
 
     def make(
         self,

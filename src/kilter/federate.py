@@ -1,34 +1,87 @@
-"""The only training loop: setup, round, evaluate, record, checkpoint, stop."""
+"""The only training loop: set up, train a round, evaluate, record, checkpoint, stop."""
 
 from __future__ import annotations
 
 import time
+import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from kilter.core import AtNodes, Method, Params, Tree
+from kilter.core import SERVER, AtNodes, Method, Params, Tree
 from kilter.errors import Mistake
-from kilter.records.run_folder import Store, write
+from kilter.records.notices import count_notices, failure_counts, no_valid_replies
+from kilter.records.run_folder import Saved, Store
+from kilter.records.types import (
+    Checkpoint,
+    ClientReport,
+    Clients,
+    ClientsAt,
+    Evaluated,
+    Evaluation,
+    Metrics,
+    ModelScores,
+    Round,
+    Standing,
+    Summary,
+)
 from kilter.runtimes.base import Runtime
-from kilter.runtimes.evaluation import examine_bench, examine_variants, is_personal, mean_of, spread
+from kilter.runtimes.evaluation import (
+    NOT_FINITE,
+    Order,
+    by_class,
+    clear_non_finite,
+    is_personal,
+    mean_of,
+    read_reports,
+    score,
+    score_variants,
+    spread,
+)
 from kilter.runtimes.interrupts import check
-from kilter.runtimes.step_names import EVALUATE, FRAMEWORK_STEPS
+from kilter.runtimes.step_names import EVALUATE
 
-Watch = Callable[[dict[str, Any]], None]
+Settings = Mapping[str, object]
+Watch = Callable[[Round], None]
 CHECKPOINT_SECONDS = 5.0  # a checkpoint is written at most this often, and at the end
+
+
+class NothingTrained(Mistake, UserWarning):
+    """No reply could be used in any round: the model is the initial one. `federate` warns, a run of an experiment fails."""
 
 
 @dataclass
 class Result:
-    """What came of a run."""
+    """The result of a run."""
 
     state: Tree
-    summary: dict[str, Any]
-    rounds: list[dict[str, Any]]
-    clients: dict[str, Any]
+    summary: Summary
+    rounds: list[Round]
+    clients: dict[str, ClientReport]  # at the last evaluation
+    best_clients: dict[str, ClientReport] | None = None  # at the best round on validation rows
     model: Params | None = field(repr=False, default=None)
+
+
+@dataclass
+class Loop:
+    """A run in progress."""
+
+    method: Method
+    fed: Runtime
+    evaluate_every: int
+    patience: int
+    store: Store | None
+    experiment: Settings | None
+    records: list[Round] = field(default_factory=list)
+    at: Checkpoint = field(default_factory=Checkpoint)
+    state: Tree = None
+
+    def save(self) -> None:
+        if self.store:
+            settings = None if self.experiment is None else dict(self.experiment)
+            saved = Saved(self.at, self.state, self.fed.role, settings, self.fed.states)
+            self.store.save(saved, self.fed.changed)
+            self.fed.changed.clear()
 
 
 def federate(
@@ -42,210 +95,322 @@ def federate(
     watch: Watch | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     name: str | None = None,
+    experiment: Settings | None = None,
+    extend: Callable[[], None] | None = None,
 ) -> Result:
-    """Run a method for this many rounds, going on from the store's checkpoint if it has one.
+    """Run a method for this many rounds, from the store's checkpoint if it has one.
 
-    Evaluates every `evaluate_every` rounds and at the end; with `patience`, stops when the validation score has not improved for
-    that many evaluations. `watch` sees every round's record.
+    Evaluates every `evaluate_every` rounds and at the end. With `patience`, stops when the validation score has not improved
+    for that many evaluations. `watch` receives every round's record. `experiment` (plain values) is kept with the checkpoint:
+    a run does not resume under other settings. With `extend` it may have more rounds than before; `extend` is called when the
+    checkpoint says so.
     """
     if rounds < 1 or evaluate_every < 1:
         raise Mistake("A run needs at least one round, and evaluations at least one round apart.")
     fed.bind(method)
     fed.rounds = rounds
-    records, progress, state = _begin(method, fed, store, watch)
+    loop = Loop(method, fed, evaluate_every, patience, store, experiment)
+    if not _resume(loop, extend):
+        _set_up(loop, watch)
     saved_at = time.monotonic()
-    while progress["round"] < rounds and not progress["stopped"]:
-        began = time.perf_counter()
-        fed.round = fed.after(progress["round"])
-        state = method.round(fed, state)
-        last = fed.round >= rounds
-        report: dict[str, Any] = {}
-        if last or fed.round % evaluate_every == 0:
-            report = evaluate(method, fed, state, full=last)
-            _note_best(progress, fed.round, report)
-            if patience and progress["stale"] >= patience and not last:
-                progress["stopped"] = True
-                report = evaluate(method, fed, state, full=True)
-        check()
-        progress["round"] = fed.round
-        record = _record(fed, report, time.perf_counter() - began)
-        progress["seconds"] += record["seconds"]
-        progress["last"] = {"round": fed.round, **report} if report else progress["last"]
-        records.append(record)
+    while loop.at.round < rounds and not loop.at.stopped:
+        record = _round(loop)
         if store:
             store.append(record)
-            if last or progress["stopped"] or time.monotonic() - saved_at >= checkpoint_seconds:
-                _save(store, fed, progress, state)
+            if record.round >= rounds or loop.at.stopped or time.monotonic() - saved_at >= checkpoint_seconds:
+                loop.save()
                 saved_at = time.monotonic()
         if watch:
             watch(record)
-    return _finish(method, fed, store, records, progress, state, name or type(method).__name__.lower())
+    return _finish(loop, name or type(method).__name__.lower())
 
 
-def _begin(
-    method: Method, fed: Runtime, store: Store | None, watch: Watch | None
-) -> tuple[list[dict[str, Any]], dict[str, Any], Tree]:
-    """Where the checkpoint left off, or the method's set-up, which is round 0 of the record."""
-    found = store.load() if store else None
-    if store and found:
-        fed.round, saved, states = found
-        fed.states, fed.role = states, saved["role"]
-        return store.rewind(fed.round), saved["progress"], saved["state"]
+def _set_up(loop: Loop, watch: Watch | None) -> None:
+    """The method's set-up: round 0 of the record."""
     began = time.perf_counter()
-    fed.round = 0
-    state = method.setup(fed)
+    loop.fed.round = 0
+    loop.state = loop.method.setup(loop.fed)
     check()
-    record = _record(fed, {}, time.perf_counter() - began)
-    progress: dict[str, Any] = {
-        "round": 0,
-        "best": None,
-        "last": None,
-        "stale": 0,
-        "stopped": False,
-        "seconds": record["seconds"],
-    }
-    if store:
-        store.rewind(-1)
-        store.append(record)
-        _save(store, fed, progress, state)
+    record = _record(loop.fed, None, time.perf_counter() - began)
+    loop.at.seconds = record.seconds
+    loop.records = [record]
+    if loop.store:
+        loop.store.rewind(-1)
+        loop.store.append(record)
+        loop.save()
     if watch:
         watch(record)
-    return [record], progress, state
 
 
-def _save(store: Store, fed: Runtime, progress: dict[str, Any], state: Tree) -> None:
-    store.save(fed.round, {"progress": progress, "state": state, "role": fed.role}, fed.states, fed.changed)
-    fed.changed.clear()
+def _round(loop: Loop) -> Round:
+    """Train one round, evaluate where it is due, and record it."""
+    began = time.perf_counter()
+    fed = loop.fed
+    fed.round = fed.after(loop.at.round)
+    loop.state = loop.method.round(fed, loop.state)
+    last = fed.round >= fed.rounds
+    evaluated = _evaluate(loop, last) if last or fed.round % loop.evaluate_every == 0 else None
+    check()
+    loop.at.round = fed.round
+    record = _record(fed, evaluated, time.perf_counter() - began)
+    loop.at.seconds += record.seconds
+    loop.records.append(record)
+    return record
 
 
-def evaluate(method: Method, fed: Runtime, state: Tree, full: bool) -> dict[str, Any]:
-    """Every node's report, and the common test set: `global` is the global model there, or the mean of the nodes' own."""
+def _evaluate(loop: Loop, last: bool) -> Evaluated:
+    """Evaluate after a round, update the best round, and decide whether to stop."""
+    at = loop.at
+    at.before = Standing(at.last, at.best, at.score, at.stale) if last else None
+    evaluated = evaluate(loop.method, loop.fed, loop.state, full=last)
+    _choose_best(loop.method, at, evaluated)
+    if loop.patience and at.stale >= loop.patience and not last:
+        at.stopped = True
+        evaluated = evaluate(loop.method, loop.fed, loop.state, full=True)
+    at.last = evaluated
+    return evaluated
+
+
+# Resuming -----------------------------------------------------------------------------------------------------------
+
+
+def _resume(loop: Loop, extend: Callable[[], None] | None) -> bool:
+    """Continue from the store's checkpoint, if it has one."""
+    saved = loop.store.load() if loop.store else None
+    if saved is None or loop.store is None:
+        return False
+    changed = _changed(saved.experiment, loop.experiment)
+    longer = extend if "rounds" in changed else None
+    if longer:
+        changed.remove("rounds")
+    if longer or (saved.at.before and loop.fed.rounds > saved.at.round):
+        _check_extension(loop, saved.at)
+    if changed:
+        hint = "; for more rounds, use `kilter resume RUN --rounds N`" if "rounds" in changed else ""
+        raise Mistake(
+            f"The settings of the run in '{loop.store.folder}' were changed after it started ({', '.join(changed)}): "
+            f"restore experiment.toml, or start a new run{hint}."
+        )
+    fed = loop.fed
+    fed.round, fed.role, fed.states = saved.at.round, saved.role, saved.nodes
+    loop.at, loop.state = saved.at, saved.state
+    loop.records = loop.store.rewind(fed.round)
+    if longer or (loop.at.before and fed.rounds > loop.at.round):
+        _reopen(loop, loop.store, saved)
+    if longer:
+        longer()
+    return True
+
+
+def _changed(old: Settings | None, new: Settings | None) -> list[str]:
+    """The settings that differ, one level deep; none where a side is not known."""
+    if old is None or new is None:
+        return []
+    changed = []
+    for name in {**old, **new}:
+        one, other = old.get(name), new.get(name)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            changed += [f"{name}.{inner}" for inner in _changed(one, other)]
+        elif one != other:
+            changed.append(name)
+    return changed
+
+
+def _check_extension(loop: Loop, at: Checkpoint) -> None:
+    if loop.fed.rounds <= at.round:
+        raise Mistake(f"This run already has {at.round} rounds: give --rounds a larger number.")
+    if at.stopped:
+        raise Mistake(f"This run stopped early at round {at.round} (patience): more rounds would change nothing.")
+    if loop.method.depends_on_rounds():
+        raise Mistake(
+            f"The training of {type(loop.method).__name__} depends on the number of rounds, so the run cannot be extended: "
+            "start a new run."
+        )
+
+
+def _reopen(loop: Loop, store: Store, saved: Saved) -> None:
+    """Undo what the run did because it was at its end, so that it goes on like a longer run: the final evaluation."""
+    store.reopen()
+    at, before = loop.at, loop.at.before
+    if before is not None:
+        store.save(saved, (), rounds_follow=True)
+        at.last, at.best, at.score, at.stale, at.before = before.last, before.best, before.score, before.stale, None
+        evaluated = _evaluate(loop, last=False) if at.round % loop.evaluate_every == 0 else None
+        again, old = _record(loop.fed, evaluated, 0.0), loop.records[-1]
+        loop.records[-1] = replace(
+            old,
+            **{name: getattr(again, name) for name in EVALUATION},
+            failures=[*(f for f in old.failures if f.step != str(EVALUATE)), *again.failures],
+            notices=[*(n for n in old.notices if n.step != str(EVALUATE)), *again.notices],
+        )
+        store.rewrite(loop.records)
+    loop.save()
+
+
+EVALUATION = (
+    "global_metrics",
+    "client",
+    "bench",
+    "valid",
+    "variants",
+    "evaluation_bytes_up",
+    "evaluation_bytes_down",
+)
+
+
+# Evaluation ---------------------------------------------------------------------------------------------------------
+
+
+def evaluate(method: Method, fed: Runtime, state: Tree, full: bool) -> Evaluated:
+    """Every node's report, and the common test set: the global model there, or the mean of the nodes' own models."""
     alone = isinstance(state, AtNodes)
-    shown = state if alone else method.shared(state)
-    found = seen = None
+    scores = seen = None
+    variants: dict[str, ModelScores] = {}
     if fed.bench is not None and not alone:
-        found, seen = examine_bench(method, fed.look(method, state), fed.bench["y"], full)
-    clients = dict(fed.call(EVALUATE, {"state": shown, "full": full, "seen": seen}, training=False))
-    reports = list(clients.values())
-    return {
-        "global": found or mean_of(reports, "own_bench"),
-        "global_is": "the global model" if found else "the mean over the clients' own models",
-        "variants": {} if alone or fed.bench is None else examine_variants(method, state, fed.bench, full),
-        "clients": clients,
-        "client": {  # the model a client would use: its own where it has one
-            name: spread([r[part][name] for r in reports if r[part]])
-            for part in ["own_test" if is_personal(method) else "test"]
-            for name in next((r[part] for r in reports if r[part]), {})
-        },
-        "bench": {  # the same model on the common test set: with the client's own shares of the classes, and as it is
-            part: found
-            for part in ("local", "common")
-            if (found := spread([r[part] for r in reports if r.get(part) is not None]))
-        },
-        "valid": _validation(reports, "own_valid" if is_personal(method) else "valid"),
+        outputs = fed.look(method, state)
+        if outputs is not None:
+            y = fed.bench["y"]
+            scores, seen = score(method, outputs, y, full), by_class(method, outputs, y)
+        variants = score_variants(method, state, fed.bench, full)
+    order = Order(state=state if alone else method.shared(state), full=full, seen=seen)
+    reports = read_reports(fed.call(EVALUATE, order, training=False), fed.ledger)
+    own = scores is None
+    if own and (mean := mean_of(list(reports.values()))):
+        scores = ModelScores(mean)
+    cleared = [clear_non_finite(s.metrics) for s in (*variants.values(), *([scores] if scores else []))]
+    if any(cleared):
+        fed.ledger.notice(SERVER, str(EVALUATE), NOT_FINITE)
+    evaluation = replace(
+        _clients(method, list(reports.values())),
+        round=fed.round,
+        global_model="mean of personal models" if own else "global",
+        scores=scores,
+        variants=variants,
+    )
+    return Evaluated(evaluation, reports)
+
+
+def _clients(method: Method, reports: Sequence[ClientReport]) -> Evaluation:
+    """The part of an evaluation that is about the clients: the model each would use, its own where it has one."""
+    tests = [r.own_test if is_personal(method) else r.test for r in reports]
+    scored = [metrics for metrics in tests if metrics]
+    client = {
+        name: over
+        for name in (scored[0] if scored else {})
+        if (over := spread([metrics.get(name) for metrics in scored], method.task.direction(name)))
     }
+    both = {"local": spread([r.local for r in reports]), "common": spread([r.common for r in reports])}
+    bench = {part: over for part, over in both.items() if over}
+    return Evaluation(0, "global", None, client, bench, _validation(reports, is_personal(method)))
 
 
-def _validation(reports: list[dict[str, Any]], part: str) -> dict[str, float] | None:
+def _validation(reports: Sequence[ClientReport], personal: bool) -> Metrics | None:
     """Metrics on all validation rows together: every client counts by its rows."""
-    found = [(r[part], r["n_valid"]) for r in reports if r[part]]
-    n = sum(k for _, k in found)
-    return {name: sum(r[name] * k for r, k in found) / n for name in found[0][0]} if found else None
+    parts = [(metrics, r.n_valid) for r in reports if (metrics := r.own_valid if personal else r.valid)]
+    if not parts:
+        return None
+    valid: Metrics = {}
+    for name in parts[0][0]:
+        known = [(value, k) for metrics, k in parts if (value := metrics.get(name)) is not None]
+        valid[name] = sum(value * k for value, k in known) / sum(k for _, k in known) if known else None
+    clear_non_finite(valid)
+    return valid
 
 
-def _note_best(progress: dict[str, Any], round: int, report: Mapping[str, Any]) -> None:
-    """Best is chosen on validation: accuracy where there is one, else the loss."""
-    valid = report["valid"]
+def chosen_by(valid: Metrics | None) -> str:
+    """The metric that chooses the best round: accuracy where there is one, else the loss."""
+    return "accuracy" if valid is None or "accuracy" in valid else "loss"
+
+
+def _choose_best(method: Method, at: Checkpoint, evaluated: Evaluated) -> None:
+    """Compare this evaluation with the best so far, on validation rows."""
+    valid = evaluated.evaluation.valid
     if not valid:
         return
-    score = valid["accuracy"] if "accuracy" in valid else -valid["loss"]
-    if progress["best"] is None or score > progress["best"]["score"]:
-        progress["best"] = {"round": round, "score": score, **report}
-        progress["stale"] = 0
+    metric = chosen_by(valid)
+    value = valid[metric]
+    value = -value if value is not None and method.task.direction(metric) == "lower" else value
+    if value is not None and (at.score is None or value > at.score):
+        at.best, at.score, at.stale = evaluated, value, 0
     else:
-        progress["stale"] += 1
+        at.stale += 1
 
 
-def _brief(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in found.items() if k not in ("per_class", "confusion")}
+def _record(fed: Runtime, evaluated: Evaluated | None, seconds: float) -> Round:
+    books = vars(fed.ledger.close())
+    if evaluated is None:
+        return Round(round=fed.round, seconds=seconds, **books)
+    e = evaluated.evaluation
+    return Round(
+        round=fed.round,
+        seconds=seconds,
+        global_metrics=e.scores.metrics if e.scores else None,
+        client=e.client,
+        bench=e.bench,
+        valid=e.valid,
+        variants={name: scores.metrics for name, scores in e.variants.items()},
+        **books,
+    )
 
 
-def _record(fed: Runtime, report: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    shown = {k: report.get(k) for k in ("global", "client", "bench", "valid")}
-    if shown["global"]:
-        shown["global"] = _brief(shown["global"])
-    if report.get("variants"):
-        shown["variants"] = {name: _brief(found) for name, found in report["variants"].items()}
-    return {"round": fed.round, **shown, **fed.ledger.close(), "seconds": seconds}
+# The result ---------------------------------------------------------------------------------------------------------
 
 
-def _fit_seconds(records: list[dict[str, Any]]) -> dict[str, float]:
-    """Seconds of training over all rounds, by step: what each phase of a method costs."""
-    total: Counter[str] = Counter()
-    for record in records:
-        total.update(record["fit_seconds"])
-    return dict(total)
-
-
-def _finish(
-    method: Method,
-    fed: Runtime,
-    store: Store | None,
-    records: list[dict[str, Any]],
-    progress: dict[str, Any],
-    state: Tree,
-    name: str,
-) -> Result:
-    last, best = progress["last"], progress["best"]
-
-    def headline(report: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        if report is None:
-            return None
-        at = report["global"] or {}
-        return {
-            "round": report["round"],
-            "global_accuracy": at.get("accuracy"),
-            "global": at,
-            "client_accuracy": report["client"].get("accuracy"),
-            "client": report["client"],
-            "bench": report.get("bench", {}),  # none in checkpoints of older runs
-            "valid": report["valid"],
-            **({"variants": report["variants"]} if report.get("variants") else {}),
-        }
-
-    top = headline(last) or {}
-    summary = {
-        "method": name,
-        "rounds": progress["round"],
-        "setup_rounds": records[0]["exchanges"],
-        "seed": fed.seed,
-        "clients": len(fed.ids),
-        "topology": fed.topology.spec,
-        "global_accuracy": top.get("global_accuracy"),
-        "global_is": last["global_is"],
-        "client_accuracy": top.get("client_accuracy"),
-        "client_is": "each client's own model on its own test rows"
-        if is_personal(method)
-        else "the model a client received on its own test rows",
-        "local_accuracy": top.get("bench", {}).get("local"),
-        "common_accuracy": top.get("bench", {}).get("common"),
-        "bytes_up": sum(r["bytes_up"] for r in records),
-        "bytes_down": sum(r["bytes_down"] for r in records),
-        "fit_seconds": _fit_seconds(records),
-        "failures": sum(len(r["failures"]) for r in records),
-        "seconds": progress["seconds"],
-        "workers": {name: n for name, n in fed.shared.items() if name not in FRAMEWORK_STEPS},
-        "stopped_early": progress["stopped"],
-        "last": top,
-        "best": {"chosen_on": "validation", **(headline(best) or {})},
-    }
-    clients = {k: {"round": r["round"], "clients": r["clients"]} for k, r in (("last", last), ("best", best)) if r}
-    model = None if isinstance(state, AtNodes) else method.model(state)
+def _finish(loop: Loop, name: str) -> Result:
+    """Write and return the result."""
+    method, store, at = loop.method, loop.store, loop.at
+    assert at.last is not None
+    summary = _summary(loop, name, at.last.evaluation)
+    if summary.outcome != "trained":
+        warnings.warn(nothing_trained(loop.records), NothingTrained, stacklevel=3)
+    model = None if isinstance(loop.state, AtNodes) else method.model(loop.state)
+    best = ClientsAt(at.best.evaluation.round, at.best.reports) if at.best else None
     if store:
         if model is not None:
-            from safetensors.torch import save
+            store.save_model(model, method.task.names)
+        store.finish(summary, Clients(ClientsAt(at.last.evaluation.round, at.last.reports), best))
+    return Result(loop.state, summary, loop.records, at.last.reports, best.clients if best else None, model)
 
-            plain = {theirs: model[ours].contiguous() for theirs, ours in method.task.names.items() if ours in model}
-            write(store.path("model.safetensors"), save(plain))
-        store.finish(summary, clients)
-    return Result(state, summary, records, clients, model)
+
+def nothing_trained(records: Sequence[Round]) -> str:
+    """Why no reply could be used, in one sentence."""
+    return (
+        f"No reply of any client could be used in any round ({failure_counts(records)}), so the model is still the initial "
+        "one: lower the learning rate, or check the method's settings and the clients' data."
+    )
+
+
+def _summary(loop: Loop, name: str, last: Evaluation) -> Summary:
+    method, fed, at, records = loop.method, loop.fed, loop.at, loop.records
+    fit_seconds: Counter[str] = Counter()
+    for record in records:
+        fit_seconds.update(record.fit_seconds)
+    never = [] if isinstance(loop.state, AtNodes) else method.never_happened(loop.state)
+    names = {**(last.scores.metrics if last.scores else {}), **last.client, **(last.valid or {})}
+    return Summary(
+        method=name,
+        rounds=at.round,
+        seed=fed.seed,
+        clients=len(fed.ids),
+        topology=fed.topology.spec,
+        outcome="no valid replies" if no_valid_replies(records) else "trained",
+        setup_rounds=records[0].exchanges,
+        global_accuracy=last.global_accuracy,
+        global_model=last.global_model,
+        client_accuracy=last.client_accuracy,
+        client_model="personal" if is_personal(method) else "received",
+        local_accuracy=last.bench.get("local"),
+        common_accuracy=last.bench.get("common"),
+        bytes_up=sum(r.bytes_up for r in records),
+        bytes_down=sum(r.bytes_down for r in records),
+        fit_seconds=dict(fit_seconds),
+        failures=sum(len(r.failures) for r in records),
+        notices=count_notices(records, never),
+        seconds=at.seconds,
+        workers={step: n for step, n in fed.shared.items() if not step.startswith(":")},
+        stopped_early=at.stopped,
+        last=last,
+        best=at.best.evaluation if at.best else None,
+        chosen_by=chosen_by(at.best.evaluation.valid if at.best else last.valid),
+        directions={metric: method.task.direction(metric) for metric in names},
+    )

@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 Metric = Callable[[Tensor, Tensor], float]
+Direction = Literal["higher", "lower"]  # which values of a metric are better
+M = TypeVar("M", bound=Metric)
+LOWER_IS_BETTER = frozenset(
+    {"loss", "calibration_error", "entropy", "error", "mae", "mse", "rmse", "nll", "brier", "perplexity"}
+)
 CELLS = 1 << 20  # of confusion matrices at a time
+
+
+def lower_is_better(metric: M) -> M:
+    """Mark a metric of your own whose smaller values are better. Common names such as mae and mse need no mark.
+
+    >>> @lower_is_better
+    ... def distance(outputs, y): return float((outputs - y).abs().max())
+    >>> direction("distance", distance), direction("accuracy"), direction("loss")
+    ('lower', 'higher', 'lower')
+    """
+    metric.lower_is_better = True  # type: ignore[attr-defined]
+    return metric
+
+
+def direction(name: str, metric: Metric | None = None) -> Direction:
+    """Which values of a metric are better, by its mark or its name."""
+    return "lower" if getattr(metric, "lower_is_better", False) or name in LOWER_IS_BETTER else "higher"
 
 
 def confusion(outputs: Tensor, y: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from kilter.errors import Mistake
 from kilter.fast import placement, switch
 from kilter.fast.memory_layout import channels_last, pool_before_relu
 from kilter.fast.single import Quick
-from kilter.metrics import Metric, measure_each
+from kilter.metrics import Direction, Metric, direction, measure_each
 from kilter.params import BUFFER, count, weights
 from kilter.seeds import derive
 
@@ -183,6 +183,10 @@ class Task:
     def measure_each(self, outputs: Tensor, y: Tensor, sizes: Sequence[int]) -> list[dict[str, float]]:
         """Those of each of several nodes, whose rows lie one after another: so many each."""
         return measure_each(outputs, y, sizes, self.metrics, lambda o, t: float(self.rows_loss(o, t).mean()))
+
+    def direction(self, name: str) -> Direction:
+        """Which values of this metric are better."""
+        return direction(name, (self.metrics or {}).get(name))
 
     def evaluate(self, params: Params, rows: Rows) -> dict[str, float]:
         """The task's metrics of this model on these rows."""

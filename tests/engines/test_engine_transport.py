@@ -77,7 +77,7 @@ def test_what_errs_or_restarts_goes_on_and_the_numbers_stay(
         return reply
 
     def interrupt(progress: Any, record: dict[str, Any]) -> None:
-        if record["round"] == 1:
+        if record.round == 1:
             raise KeyboardInterrupt
 
     grid = FakeGrid(here, meddle=meddle)

@@ -80,7 +80,7 @@ def test_every_method_gives_the_same_stacked(name: str, make: Callable[[], Task]
     assert near(state, state_alone, TOLERANCE)
     assert kept.keys() == kept_alone.keys()
     assert all(near(kept[i], kept_alone[i], 10 * TOLERANCE) for i in kept)
-    assert [r["loss"] for r in rounds] == pytest.approx([r["loss"] for r in rounds_alone], abs=TOLERANCE)
+    assert [r.loss for r in rounds] == pytest.approx([r.loss for r in rounds_alone], abs=TOLERANCE)
     assert bool([r for r in caplog.records if "cannot be stacked" in r.message]) == (name in ALONE)
 
 

@@ -132,8 +132,8 @@ def test_clients_at_odds_are_told_apart() -> None:
         result = federate(run, fed, 12)
         plain = federate(method("fedavg", mlp_task(), local=SGD(lr=0.2, batch=32)), fed, 12)
     assert [c["ids"] for c in result.state["clusters"]] == [["c0", "c2", "c4"], ["c1", "c3", "c5"]]
-    assert result.summary["client_accuracy"]["mean"] > plain.summary["client_accuracy"]["mean"] + 0.2
-    assert any("2 clusters" in n["note"] for r in result.rounds for n in r["notes"])
+    assert result.summary.client_accuracy.mean > plain.summary.client_accuracy.mean + 0.2
+    assert any("2 clusters" in n.text for r in result.rounds for n in r.notes)
 
 
 def test_needs_one_aggregator() -> None:

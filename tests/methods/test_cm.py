@@ -84,7 +84,7 @@ def test_it_finds_two_kinds_of_clients() -> None:
         result = federate(method("cm", local=SGD(lr=0.2, batch=32)), fed, 8)
     groups = [set(c["ids"]) for c in result.state]
     assert all(g <= {"c0", "c1", "c2"} or g <= {"c3", "c4", "c5"} for g in groups)
-    assert result.summary["client_accuracy"]["mean"] > 0.6
+    assert result.summary.client_accuracy.mean > 0.6
     assert result.model is None
 
 

@@ -42,7 +42,7 @@ def test_models_are_weighted_by_the_rows_of_the_participants() -> None:
     found = run("fedavg", clients, 3, linear_task([0.0]), local=SGD(lr=1.0, batch=0), cohort=0.5)
     w = 0.0
     for record in found.rounds[1:]:
-        there = record["participants"]
+        there = record.participants
         assert len(there) == 2
         w -= sum(gradient[i] * sizes[i] for i in there) / sum(sizes[i] for i in there)
     assert found.state["w"].item() == pytest.approx(w, rel=1e-5)
@@ -50,7 +50,7 @@ def test_models_are_weighted_by_the_rows_of_the_participants() -> None:
 
 def test_learning_happens() -> None:
     found = run("fedavg", skewed(rows=800), 10, local=SGD(lr=0.2, batch=16), bench=bench())
-    losses = [r["loss"] for r in found.rounds[1:]]
+    losses = [r.loss for r in found.rounds[1:]]
     assert losses[-1] < losses[0] / 2
-    assert found.summary["global_accuracy"] > 0.75
+    assert found.summary.global_accuracy > 0.75
     assert all(a != b for a, b in pairwise(losses))

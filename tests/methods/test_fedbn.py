@@ -75,10 +75,10 @@ def test_a_network_without_batchnorm_gives_fedavg_bit_for_bit() -> None:
     assert same(plain.state, bn.state)
     assert bn.model is not None
     assert same(bn.model, plain.model)
-    assert bn.summary["client_accuracy"] == plain.summary["client_accuracy"]
-    assert (bn.summary["bytes_up"], bn.summary["bytes_down"]) == (
-        plain.summary["bytes_up"],
-        plain.summary["bytes_down"],
+    assert bn.summary.client_accuracy == plain.summary.client_accuracy
+    assert (bn.summary.bytes_up, bn.summary.bytes_down) == (
+        plain.summary.bytes_up,
+        plain.summary.bytes_down,
     )
 
 
@@ -90,5 +90,5 @@ def test_a_node_is_evaluated_with_its_own_batchnorm_or_with_the_initial_one() ->
         result = federate(fedbn, fed, 1)
         for i, data in clients.items():
             whole = task.init(0) | result.state | fed.states.get(i, {}).get("bn", {})
-            assert result.clients["last"]["clients"][i]["own_test"] == task.evaluate(whole, data.test)
+            assert result.clients[i].own_test == task.evaluate(whole, data.test)
         assert 0 < sum("bn" in s for s in fed.states.values()) < 4

@@ -109,5 +109,5 @@ def test_traffic_is_twice_fedavg() -> None:
     for name in ("fedavg", "feddc"):
         with federation() as fed:
             bytes_.append(federate(method(name), fed, 1).rounds[1])
-    assert bytes_[1]["bytes_up"] / bytes_[0]["bytes_up"] == pytest.approx(2, rel=0.1)
-    assert bytes_[1]["bytes_down"] / bytes_[0]["bytes_down"] == pytest.approx(2, rel=0.1)
+    assert bytes_[1].bytes_up / bytes_[0].bytes_up == pytest.approx(2, rel=0.1)
+    assert bytes_[1].bytes_down / bytes_[0].bytes_down == pytest.approx(2, rel=0.1)

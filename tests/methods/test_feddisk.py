@@ -111,7 +111,7 @@ def test_every_rule_weighs_and_the_record_says_how_well(brief, rule):
     assert all(len(a) == len(fed.clients[i].train) and a.dtype == torch.float32 for i, a in found.items())
     assert all(abs(float(a.mean()) - 1) < 1e-5 and float(a.min()) >= 0 for a in found.values())
     assert any(float(a.std()) > 1e-6 for a in found.values())
-    said = {n["node"]: n["note"] for n in result.rounds[0]["notes"] if n["step"] == "weigh"}
+    said = {n.node: n.text for n in result.rounds[0].notes if n.step == "weigh"}
     for i, a in found.items():
         assert f"weights by {rule}: effective sample size {effective_size(a):.1f} of {len(a)}" == said[i]
         assert set(fed.states[i]) == {"weight"}  # no density model stays behind
@@ -163,7 +163,7 @@ def test_density_rounds_stop_and_keep_the_best():
     m = method("feddisk", density_rounds=60, density_epochs=6, own_epochs=6, density_lr=0.05, hidden=40)
     with federation() as fed:
         result = federate(m, fed, 1)
-    nll = [n["note"]["nll"] for n in result.rounds[0]["notes"] if n["step"] == "merge"]
+    nll = [p.value for p in result.rounds[0].series if p.series == "validation loss of the density model"]
     assert 4 < len(nll) < 60
     assert nll.index(min(nll)) == len(nll) - 3
     state = {"round": 1, "made": {"w": torch.ones(1)}, "best": None, "nll": 2.0, "stale": 0}
@@ -181,12 +181,12 @@ def test_traffic_of_both_phases_is_in_the_books():
     with federation() as fed:
         result = federate(m, fed, 2)
     made = 4 * count(density_task(64, 8, "bernoulli", 0).init(0))
-    for up, down in result.rounds[0]["bytes_by_node"].values():
+    for up, down in result.rounds[0].bytes_by_node.values():
         # Eq. 19: a density model up and down a round; the first comes from the seed, the last is the best. Headers: < 600 bytes.
         assert 3 * made < up < 3 * (made + 600)
         assert 3 * made < down < 3 * (made + 600) + 200
     model = 4 * count(m.task.init(0))
-    assert 4 * model < result.rounds[1]["bytes_up"] < 4 * (model + 600)
+    assert 4 * model < result.rounds[1].bytes_up < 4 * (model + 600)
 
 
 def absent(*steps: str):
@@ -199,10 +199,12 @@ def test_a_client_that_missed_the_density_phase_trains_with_weights_of_one(name,
     with federation(faults=absent(*steps)) as fed:
         result = federate(method(name, **settings), fed, 2)
     assert "weight" not in fed.states.get("c1", {})
-    assert "c1" in result.rounds[1]["participants"]
-    said = [n for n in result.rounds[1]["notes"] if n["node"] == "c1"]
-    assert len(said) == 1
-    assert "weights of one" in said[0]["note"]
+    assert "c1" in result.rounds[1].participants
+    (notice,) = result.rounds[1].notices
+    assert notice.node == "c1"
+    assert "weights of one" in notice.what
+    (counted,) = [n for n in result.summary.notices if "weights of one" in n.what]
+    assert (counted.count, counted.rounds, counted.nodes) == (2, [1, 2], ["c1"])
     assert all("weight" in fed.states[i] for i in ("c0", "c2", "c3"))
 
 
@@ -215,10 +217,8 @@ def test_topologies(topology):
         one, other = weights_of(star), weights_of(fed)
     if topology != "ring":
         assert all(torch.allclose(one[i], other[i], atol=1e-5) for i in one)
-        assert first.summary["client_accuracy"]["mean"] == pytest.approx(
-            second.summary["client_accuracy"]["mean"], abs=0.02
-        )
-    assert not second.summary["failures"]
+        assert first.summary.client_accuracy.mean == pytest.approx(second.summary.client_accuracy.mean, abs=0.02)
+    assert not second.summary.failures
 
 
 @pytest.mark.parametrize("rule", ["llr", "dre", "odds", "minmax2"])
@@ -238,7 +238,7 @@ def test_hard_clients(brief, rule):
     with federation(clients) as fed:
         result = federate(method("feddisk", rule=rule, **QUICK), fed, 2)
         found = weights_of(fed)
-    assert not result.summary["failures"]
+    assert not result.summary.failures
     assert all(bool(torch.isfinite(a).all()) for a in found.values())
     assert torch.allclose(found["blank"], torch.ones(14), atol=1e-3) or rule == "minmax2"
 

@@ -25,6 +25,6 @@ def test_the_oracle_weighs_by_raw_data_and_pays_for_it(brief):
         found = weights_of(fed)
     assert all(float(a.mean()) == pytest.approx(1, abs=1e-5) for a in found.values())
     raw = sum(4 * 64 * len(d.train) for d in fed.clients.values())
-    assert raw < result.rounds[0]["bytes_up"] < raw + 4 * 1000
+    assert raw < result.rounds[0].bytes_up < raw + 4 * 1000
     with federation(topology="ring") as peers, pytest.raises(Mistake, match="one aggregator"):
         federate(method("feddisk-oracle"), peers, 1)

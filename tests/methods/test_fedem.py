@@ -90,11 +90,11 @@ def test_there_is_no_global_model() -> None:
     with federation() as fed:
         result = federate(em(), fed, 1)
     assert result.model is None
-    assert result.summary["global_is"] == "the mean over the clients' own models"
+    assert result.summary.global_model == "mean of personal models"
 
 
 def test_components_that_start_alike_are_refused() -> None:
     module = build("mlp:8", SHAPE, 10)
     assert isinstance(module, nn.Module)
-    with federation() as fed, pytest.raises(Mistake, match="start apart"):
+    with federation() as fed, pytest.raises(Mistake, match="start from different weights"):
         federate(em(Task(module)), fed, 1)

@@ -216,7 +216,7 @@ def run(made: Any, fed: Simulation, rounds: int = 2) -> Any:
 @pytest.mark.parametrize("topology", ["star", "ring"])
 def test_blend_without_g_is_fedavg(topology):
     a, b = (run(m, federation(topology=topology)) for m in (method("fedep", g=0.0), method("fedavg")))
-    assert a.summary["global_accuracy"] == b.summary["global_accuracy"]
+    assert a.summary.global_accuracy == b.summary.global_accuracy
     if topology == "star":
         assert near(a.state, b.state)
 
@@ -264,7 +264,7 @@ def test_every_aggregate_lies_in_the_hull_of_the_models(mode):
 
 def test_partial_participation_and_absence_go_on():
     result = run(method("fedep", alpha_mode="kl", cohort=0.5), federation(6), rounds=3)
-    assert [len(r["participants"]) for r in result.rounds] == [6, 3, 3, 3]
+    assert [len(r.participants) for r in result.rounds] == [6, 3, 3, 3]
 
 
 def test_a_summary_that_was_missed_comes_with_the_model():
@@ -274,7 +274,7 @@ def test_a_summary_that_was_missed_comes_with_the_model():
     with federation(faults=away) as fed:
         result = federate(method("fedep"), fed, 1)
         late = dict(fed.states["server"]["alpha"])
-    assert "c1" not in result.rounds[0]["participants"]
+    assert "c1" not in result.rounds[0].participants
     with federation() as fed:
         assert near(result.state, federate(method("fedep"), fed, 1).state)
         assert fed.states["server"]["alpha"] == pytest.approx(late)
@@ -293,12 +293,12 @@ def test_only_summaries_and_models_are_sent_and_little_of_the_former():
     with federation() as fed:
         result = federate(method("fedep"), fed, 1)
     first, second = result.rounds[:2]
-    assert first["bytes_up"] < 4 * 600
-    assert first["bytes_down"] == 0
+    assert first.bytes_up < 4 * 600
+    assert first.bytes_down == 0
     with federation() as fed:
         plain = federate(method("fedavg"), fed, 1).rounds[1]
-    assert second["bytes_down"] == plain["bytes_down"]
-    assert second["bytes_up"] - plain["bytes_up"] < 4 * 600
+    assert second.bytes_down == plain.bytes_down
+    assert second.bytes_up - plain.bytes_up < 4 * 600
 
 
 def test_what_others_tell_of_their_labels_is_not_passed_on():
@@ -340,7 +340,7 @@ def test_degenerate_labels(mode, model, labels):
     if len({tuple(some) for some in labels}) == 1:
         assert alpha == pytest.approx([1 / len(labels)] * len(labels), abs=1e-6)
     assert all(bool(torch.isfinite(v).all()) for v in result.state.values())
-    assert result.rounds[1]["failures"] == result.rounds[1]["notes"] == []
+    assert result.rounds[1].failures == result.rounds[1].notes == []
 
 
 def test_a_small_client_does_not_take_over_by_default():
@@ -404,8 +404,8 @@ def test_a_lie_is_refused_with_a_reason_and_the_others_go_on(lie, topology):
     with federation({k: v for k, v in clients.items() if k != "c1"}, bench=None) as fed:
         assert near(found, federate(honest, fed, 2).state)
     for record in result.rounds:
-        told = [f["reason"] for f in record["failures"] if f["node"] == "c1"]
-        told += [n["note"] for n in record["notes"] if "c1" in n["note"]]
+        told = [f.reason for f in record.failures if f.node == "c1"]
+        told += [n.text for n in record.notes if "c1" in n.text]
         assert told
         assert any(word in text for text in told for word in LIES[lie][1].split("|"))
 
@@ -419,7 +419,7 @@ def test_where_all_lie_the_model_stays():
     honest = method("fedep")
     result = run(AllLie(task=honest.task, local=honest.local), federation())
     assert same(result.state, honest.task.init(0))
-    assert len(result.rounds[-1]["notes"]) == 4
+    assert len(result.rounds[-1].notes) == 4
 
 
 def test_the_first_summary_counts():

@@ -98,9 +98,9 @@ def test_digesting_brings_models_together() -> None:
 def test_logits_leave_and_nothing_else() -> None:
     with federation() as fed:
         result = federate(md(), fed, 3)
-    assert all(r["bytes_up"] == pytest.approx(4 * 50 * 10 * 4, rel=0.2) for r in result.rounds)
+    assert all(r.bytes_up == pytest.approx(4 * 50 * 10 * 4, rel=0.2) for r in result.rounds)
     assert result.model is None
-    assert all(r["bytes_down"] < result.rounds[0]["bytes_down"] for r in result.rounds[1:])  # the public rows: once
+    assert all(r.bytes_down < result.rounds[0].bytes_down for r in result.rounds[1:])  # the public rows: once
 
 
 @pytest.mark.parametrize("topology", ["star", "rotating", "full"])
@@ -112,7 +112,7 @@ def test_it_is_the_same_whoever_holds_the_public_rows(topology: str) -> None:
         other = federate(md(), fed, 2)
         assert all(near(fed.states[i]["w"], expected[i], 1e-6) for i in fed.ids)
         assert ("public" in fed.states["c1"]) == (topology == "star")
-    assert star.summary["client_accuracy"] == other.summary["client_accuracy"]
+    assert star.summary.client_accuracy == other.summary.client_accuracy
 
 
 def test_a_node_that_was_away_catches_up() -> None:
@@ -122,8 +122,8 @@ def test_a_node_that_was_away_catches_up() -> None:
     with federation(faults=away) as fed:
         result = federate(md(), fed, 2)
         assert "w" in fed.states["c1"]
-    assert result.rounds[0]["participants"] == ["c0", "c2", "c3"]
-    assert "c1" in result.rounds[1]["participants"]
+    assert result.rounds[0].participants == ["c0", "c2", "c3"]
+    assert "c1" in result.rounds[1].participants
 
 
 def test_it_needs_public_rows() -> None:

@@ -112,21 +112,21 @@ def test_means_are_of_enough_rows_and_of_all_of_them() -> None:
 def test_means_travel_once_and_everybody_keeps_them() -> None:
     with federation() as fed:
         result = federate(method("fedmix"), fed, 3)
-        down = [r["bytes_down"] for r in result.rounds]
+        down = [r.bytes_down for r in result.rounds]
         assert down[0] == 0
         assert down[1] > 1.5 * down[2] == 1.5 * down[3]
         pools = [fed.states[i]["means"]["x"] for i in fed.ids]
     assert all(torch.equal(p, pools[0]) for p in pools)
     with federation() as fed:
         plain = federate(method("fedavg"), fed, 3)
-    assert down[3] == pytest.approx(plain.rounds[3]["bytes_down"], rel=0.05)
-    assert result.rounds[3]["bytes_up"] == plain.rounds[3]["bytes_up"]
+    assert down[3] == pytest.approx(plain.rounds[3].bytes_down, rel=0.05)
+    assert result.rounds[3].bytes_up == plain.rounds[3].bytes_up
 
 
 def test_whoever_was_away_gets_them_later() -> None:
     with federation() as fed:
         result = federate(method("fedmix", cohort=0.5), fed, 5)
-        took = {i for r in result.rounds[1:] for i in r["participants"]}
+        took = {i for r in result.rounds[1:] for i in r.participants}
         assert {i for i in fed.ids if "means" in fed.states.get(i, {})} == took
 
 

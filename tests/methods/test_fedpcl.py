@@ -61,7 +61,7 @@ def test_prototypes_leave_and_never_weights() -> None:
     run = pcl()
     with federation() as fed:
         result = federate(run, fed, 3)
-        spent = [r["bytes_up"] for r in result.rounds]
+        spent = [r.bytes_up for r in result.rounds]
         for i in fed.ids:
             classes, means = result.state["sets"][i]
             assert means.shape == (len(fed.clients[i].train["y"].unique()), 8)
@@ -75,7 +75,7 @@ def test_prototypes_leave_and_never_weights() -> None:
 
 def test_the_encoder_travels_once() -> None:
     with federation() as fed:
-        down = [r["bytes_down"] for r in federate(pcl(mlp_task(64)), fed, 3).rounds]
+        down = [r.bytes_down for r in federate(pcl(mlp_task(64)), fed, 3).rounds]
     assert down[0] > 4 * 4 * 64 * 64  # in the set-up, with the first question for prototypes
     assert max(down[1:]) < down[0] / 2
 
@@ -94,7 +94,7 @@ def test_without_public_rows_it_asks_for_them_or_for_weights() -> None:
     with federation(public=None) as fed, pytest.raises(Mistake, match="public"):
         federate(pcl(), fed, 1)
     with federation(public=None) as fed:
-        assert federate(pcl(pretrain=0), fed, 1).summary["failures"] == 0
+        assert federate(pcl(pretrain=0), fed, 1).summary.failures == 0
 
 
 def test_weights_from_a_file(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_weights_from_a_file(tmp_path: Path) -> None:
         assert torch.allclose(found, net.body(x))  # type: ignore[operator]
     with federation(topology="full", public=None) as fed:  # and so needs no aggregator
         result = federate(run, fed, 2)
-    assert result.summary["client_accuracy"]["mean"] > 0.3
+    assert result.summary.client_accuracy.mean > 0.3
 
 
 def test_who_takes_no_part_is_remembered() -> None:

@@ -203,11 +203,11 @@ def test_every_topology(topology: str, correction: Any) -> None:
     method = fedpdc(correction=correction, lam=1.0, local=SGD(lr=0.4, batch=16))
     with federation(topology=topology) as fed:
         found = federate(method, fed, 5, evaluate_every=5)
-    assert found.summary["global_accuracy"] > 0.25
+    assert found.summary.global_accuracy > 0.25
     if topology == "full":
         with federation() as fed:
             star = federate(method, fed, 5, evaluate_every=5)
-        assert found.summary["global_accuracy"] == pytest.approx(star.summary["global_accuracy"], abs=0.01)
+        assert found.summary.global_accuracy == pytest.approx(star.summary.global_accuracy, abs=0.01)
 
 
 def books(correction: Any, topology: str = "star") -> list[dict[str, Any]]:
@@ -218,19 +218,19 @@ def books(correction: Any, topology: str = "star") -> list[dict[str, Any]]:
 def test_the_public_rows_are_in_the_books_once() -> None:
     plain, sent = books("prox"), books("public")
     asked = 4 * wire.size(True)
-    assert plain[0]["bytes_down"] == plain[0]["bytes_up"] == 0
-    assert sent[0]["bytes_down"] == 4 * wire.size(public().batch())
-    assert sent[0]["bytes_up"] == asked
+    assert plain[0].bytes_down == plain[0].bytes_up == 0
+    assert sent[0].bytes_down == 4 * wire.size(public().batch())
+    assert sent[0].bytes_up == asked
     for one, other in zip(plain[1:], sent[1:], strict=True):
-        assert one["bytes_down"] == pytest.approx(other["bytes_down"], abs=4 * 16)  # digits of a score
+        assert one.bytes_down == pytest.approx(other.bytes_down, abs=4 * 16)  # digits of a score
     # in its turn every node aggregates, so every node holds them
-    assert books("public", "rotating")[0]["bytes_down"] < asked
+    assert books("public", "rotating")[0].bytes_down < asked
 
 
 def test_traffic_is_fedavgs_and_one_number() -> None:
     with federation() as fed:
         fedavg = federate(FedAvg(task=small_task(), local=PLAN), fed, 2, evaluate_every=2).rounds
-    extra = books("prox")[2]["bytes_down"] - fedavg[2]["bytes_down"]
+    extra = books("prox")[2].bytes_down - fedavg[2].bytes_down
     assert 0 < extra < 4 * 600  # a number, and how the letter nests
 
 
@@ -254,7 +254,7 @@ def test_who_missed_the_public_rows_trains_without_them() -> None:
 
     with federation(faults=absent) as fed:
         found = federate(fedpdc(correction="public"), fed, 1)
-    notes = [n["node"] for n in found.rounds[1]["notes"] if "missed" in n["note"]]
+    notes = [n.node for n in found.rounds[1].notices if "missed" in n.what]
     assert notes == ["c1"]
 
 
@@ -268,7 +268,7 @@ def test_batch_norm_does_not_learn_from_the_public_rows() -> None:
 def test_the_record_says_on_how_many_rows_models_were_scored() -> None:
     with federation() as fed:
         found = federate(fedpdc(), fed, 1)
-    assert any("90 public rows" in n["note"] for n in found.rounds[1]["notes"])
+    assert any("90 public rows" in n.text for n in found.rounds[1].notes)
 
 
 def test_it_needs_public_rows() -> None:

@@ -46,7 +46,7 @@ def test_mu_zero_is_fedavg_bit_for_bit() -> None:
     for task in (mlp_task(), normed_task()):
         plain, prox = (run(n, clients, 3, task, **s) for n, s in (("fedavg", {}), ("fedprox", {"mu": 0.0})))
         assert same(plain.state, prox.state)
-        assert [r["loss"] for r in plain.rounds] == [r["loss"] for r in prox.rounds]
+        assert [r.loss for r in plain.rounds] == [r.loss for r in prox.rounds]
 
 
 def test_the_first_local_step_is_that_of_fedavg() -> None:

@@ -45,7 +45,7 @@ def test_heads_are_never_uploaded_and_differ() -> None:
         assert not run.task.part("head") & set(result.state)
         heads = [fed.states[i]["head"]["head.weight"] for i in fed.ids]
     assert result.model is None
-    assert result.summary["global_is"] == "the mean over the clients' own models"
+    assert result.summary.global_model == "mean of personal models"
     assert all(not torch.equal(a, b) for k, a in enumerate(heads) for b in heads[:k])
 
 
@@ -59,8 +59,8 @@ def test_the_last_round_tunes_every_head_and_sends_nothing() -> None:
     assert same(short.state, long.state)
     assert set(heads) == set(fed.ids)
     assert all(not same(heads[i], s["head"]) for i, s in before.items())
-    assert long.rounds[3]["bytes_up"] == 0
-    assert long.rounds[3]["participants"] == list(fed.ids)
+    assert long.rounds[3].bytes_up == 0
+    assert long.rounds[3].participants == list(fed.ids)
 
 
 def test_traffic_is_that_of_the_body() -> None:
@@ -68,7 +68,7 @@ def test_traffic_is_that_of_the_body() -> None:
     for name in ("fedavg", "fedrep"):
         with federation() as fed:
             run = method(name)
-            up.append(federate(run, fed, 2).rounds[1]["bytes_up"])
+            up.append(federate(run, fed, 2).rounds[1].bytes_up)
     head = 4 * sum(v.numel() for v in pick(run.task.init(0), run.task.part("head")).values())
     assert 4 * head < up[0] - up[1] < 4 * (head + 300)  # and its place in the header
 
@@ -77,12 +77,12 @@ def test_one_node_alone_learns() -> None:
     data = {"a": skewed()["c0"]}
     with federation(data) as fed:
         result = federate(rep(head_epochs=5), fed, 4)
-    assert result.summary["client_accuracy"]["mean"] > 0.5
+    assert result.summary.client_accuracy.mean > 0.5
 
 
 def test_a_network_that_is_all_head_is_refused() -> None:
     run = FedRep(task=Task(lambda: build("linear", SHAPE, 10)), local=SGD())
-    with federation() as fed, pytest.raises(Mistake, match="all head"):
+    with federation() as fed, pytest.raises(Mistake, match="has only a head"):
         federate(run, fed, 1)
 
 

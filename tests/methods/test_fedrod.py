@@ -78,7 +78,7 @@ def test_personal_heads_stay_and_the_generic_model_is_global() -> None:
         result = federate(run, fed, 3)
         heads = [fed.states[i]["head"] for i in fed.ids]
     assert set(result.state) == set(run.task.init(0))
-    assert result.summary["global_is"] == "the global model"
+    assert result.summary.global_model == "global"
     assert all(not same(a, b) for k, a in enumerate(heads) for b in heads[:k])
 
 

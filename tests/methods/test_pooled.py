@@ -43,5 +43,5 @@ def test_every_row_of_every_client_is_used() -> None:
 def test_it_is_better_than_solo() -> None:
     clients = skewed(rows=800)
     plan = SGD(lr=0.2, batch=16)
-    best, alone = (run(n, clients, 8, local=plan, bench=bench()).summary["global_accuracy"] for n in ("pooled", "solo"))
+    best, alone = (run(n, clients, 8, local=plan, bench=bench()).summary.global_accuracy for n in ("pooled", "solo"))
     assert best > alone + 0.1

@@ -31,14 +31,14 @@ def test_users_type_dashes() -> None:
 def test_the_servers_model_does_not_depend_on_clients_and_costs_nothing() -> None:
     first, second = (run(ServerOnly(task=mlp_task(), local=PLAN), clients=skewed(4, seed=s)) for s in (0, 1))
     assert same(first.state, second.state)
-    assert first.summary["bytes_up"] == first.summary["bytes_down"] == 0
+    assert first.summary.bytes_up == first.summary.bytes_down == 0
 
 
 def test_the_server_learns_from_its_rows() -> None:
     method = ServerOnly(task=normed_task(), local=PLAN, server_lr=0.2, server_batch=16)
     found = run(method, 4)
     assert method.task.evaluate(found.state, public())["accuracy"] > 0.5
-    assert sum(r["steps"] for r in found.rounds) == (5 + 4 * 5) * -(-len(public()) // 16)
+    assert sum(r.steps for r in found.rounds) == (5 + 4 * 5) * -(-len(public()) // 16)
 
 
 def test_the_server_has_no_decay() -> None:
@@ -49,7 +49,7 @@ def test_the_server_has_no_decay() -> None:
 @pytest.mark.parametrize("kind", [ServerOnly, FedAvgTuned])
 def test_topologies(kind: Any) -> None:
     method = kind(task=mlp_task(), local=PLAN, server_lr=0.5, server_batch=16)
-    assert run(method, topology="rotating").summary["global_accuracy"] > 0.15
+    assert run(method, topology="rotating").summary.global_accuracy > 0.15
     with pytest.raises(Mistake, match="use --topology star or rotating"):
         run(method, topology="ring")
     with pytest.raises(Mistake, match="public"):
@@ -69,7 +69,7 @@ def test_public_rows_come_from_a_file(tmp_path) -> None:
     method, fed = made.build()
     assert len(fed.node("server", StepName("tune"), 1, {}).public) == 20
     assert torch.equal(fed.public["y"], torch.arange(20) % 10)
-    assert federate(method, fed, 1).summary["bytes_down"] == 0
+    assert federate(method, fed, 1).summary.bytes_down == 0
     with pytest.raises(Mistake, match="not by both"):
         Experiment.of({**base, "public_file": str(path), "public": 2})
     with pytest.raises(Mistake, match="leave out public_file"):

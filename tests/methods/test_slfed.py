@@ -61,12 +61,12 @@ def test_a_peer_lost_at_any_stage_corrupts_nobody(stage):
     result, states = run(
         rounds=3, faults=lambda seed, round, node, step: "gone" if (node, step) == ("c1", stage) else None
     )
-    lost = [f for r in result.rounds for f in r["failures"]]
-    assert {f["step"] for f in lost} == {stage}
+    lost = [f for r in result.rounds for f in r.failures]
+    assert {f.step for f in lost} == {stage}
     whole, _ = run(rounds=3)
     for w in models(states).values():
         assert all(torch.isfinite(v).all() and v.abs().max() < 20 for v in w.values() if v.is_floating_point())
-    assert abs(result.summary["client_accuracy"]["mean"] - whole.summary["client_accuracy"]["mean"]) < 0.3
+    assert abs(result.summary.client_accuracy.mean - whole.summary.client_accuracy.mean) < 0.3
 
 
 def test_links_are_mutual_and_chosen_anew():
@@ -101,7 +101,7 @@ def test_only_direct_opinions_travel():
 
 def test_gan_is_painted_anew_on_schedule_and_its_pictures_are_bytes():
     result, states = run(rounds=6, refresh=2, frozen=4)
-    painted = [r["round"] for r in result.rounds if "paint" in r["fit_seconds"]]
+    painted = [r.round for r in result.rounds if "paint" in r.fit_seconds]
     assert painted == [1, 3]
     assert states["c0"]["pictures"].dtype == torch.uint8
     assert states["c0"]["pictures"].shape == (60, 1, 8, 8)
@@ -115,18 +115,19 @@ def test_other_topologies_are_refused_in_a_sentence(topology):
 
 def test_the_record_says_who_listens_to_whom_and_how_sure_they_are():
     result, states = run(rounds=2)
-    tables = [n for n in result.rounds[-1]["notes"] if isinstance(n["note"], dict)]
-    heard = {n["node"]: n["note"]["listens"] for n in tables if "listens" in n["note"]}
+    heard = result.rounds[-1].listens
     assert heard
     for i, sigma in heard.items():
         assert sigma == states[i]["desk"]["asked"]
-    for n in tables:
-        if "uncertainty" in n["note"]:
-            known = states[n["node"]]["known"]
-            assert n["note"]["uncertainty"] == pytest.approx(sum(u for _, _, u in known.values()) / len(known))
-            assert n["note"]["chosen"] == len(heard.get(n["node"], {})) or n["note"]["chosen"] < 2
-    spent = result.summary["fit_seconds"]
-    assert spent["paint"] == pytest.approx(sum(r["fit_seconds"].get("paint", 0) for r in result.rounds))
+    for point in result.rounds[-1].series:
+        if point.series == "peers asked":
+            assert point.value == len(heard.get(point.node, {})) or point.value < 2
+        else:
+            known = states[point.node]["known"]
+            assert point.value == pytest.approx(sum(u for _, _, u in known.values()) / len(known))
+    assert {point.series for point in result.rounds[-1].series} == {"mean uncertainty about known peers", "peers asked"}
+    spent = result.summary.fit_seconds
+    assert spent["paint"] == pytest.approx(sum(r.fit_seconds.get("paint", 0) for r in result.rounds))
     assert spent["train"] > 0
 
 
@@ -146,7 +147,7 @@ def test_the_books_show_what_each_way_of_sharing_moves(monkeypatch):
             patch.setattr(Ledger, "letter", letter)
             result, states = run(rounds=1, share=share)
         model = 8 * sum(v.numel() for v in states["c0"]["w"].values())  # ring and field elements have 64 bits
-        listens = [n["note"]["listens"] for n in result.rounds[-1]["notes"] if "listens" in n["note"]]
+        listens = list(result.rounds[-1].listens.values())
         return sum(size // model for size in sizes), [len(sigma) for sigma in listens]
 
     for share in ("ring", "threshold", "scalar"):
@@ -196,7 +197,7 @@ def test_on_28x28_the_gan_costs_less_than_the_classifier():
     with Simulation({f"c{k}": Data(rows, rows, rows) for k in range(4)}, topology="full") as fed:
         plan = SGD(lr=0.01, batch=32)  # one epoch
         slfed = SLFed(task=Task(lambda: build("cnn:8", (1, 28, 28), 10)), local=plan)
-        spent = federate(slfed, fed, 4, evaluate_every=4).summary["fit_seconds"]  # one painting in four rounds
+        spent = federate(slfed, fed, 4, evaluate_every=4).summary.fit_seconds  # one painting in four rounds
     assert spent["paint"] < spent["train"]
 
 
@@ -206,4 +207,4 @@ def test_state_is_made_of_what_can_be_kept(tmp_path):
     with Simulation(skewed(PEERS), bench=bench(), topology="full") as fed:
         federate(method(), fed, 2, store=Store(tmp_path / "run"))
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert summary["global_is"] == "the mean over the clients' own models"
+    assert summary["global_model"] == "mean of personal models"

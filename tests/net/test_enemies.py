@@ -68,7 +68,7 @@ class Camp:
         return found
 
     def reasons(self) -> dict[str, str]:
-        return {f["node"]: f["reason"] for f in self.runtime.ledger.close()["failures"]}
+        return {f.node: f.reason for f in self.runtime.ledger.close().failures}
 
     def end(self) -> None:
         for raw in self.raws:

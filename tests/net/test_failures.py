@@ -78,7 +78,7 @@ def test_a_node_that_joins_late_takes_part_from_then_on(place: Callable[..., Pla
     late.wait()
     rounds = here.rounds()
     assert rounds[1]["participants"] == ["a", "b"]
-    assert {"node": "c", "step": "train", "reason": "it is not connected"} in rounds[1]["failures"]
+    assert {"node": "c", "step": "train", "reason": "it is not connected", "kind": "absent"} in rounds[1]["failures"]
     assert rounds[-1]["participants"] == ["a", "b", "c"]
 
 

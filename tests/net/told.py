@@ -24,17 +24,20 @@ def simulate(here: Place, **options: Any) -> Path:
 
 def told(folder: Path) -> dict[str, Any]:
     """What a run says of every client, without what only a simulated client can know: the common test set."""
-    found = json.loads((folder / "clients.json").read_text())["last"]["clients"]
+    reports = json.loads((folder / "clients.json").read_text())["last"]["clients"]
     return {
-        name: {k: v for k, v in r.items() if "own_bench" not in r or k not in ("own_bench", "local", "common")}
-        for name, r in found.items()
+        name: {
+            k: v
+            for k, v in r.items()
+            if v is not None and (r.get("own_bench") is None or k not in ("own_bench", "local", "common"))
+        }
+        for name, r in reports.items()
     }
 
 
 def booked(folder: Path, relayed: bool = False) -> list[dict[str, Any]]:
     """What the books say that does not depend on the clock; sealed letters are a little longer, and a relay reads no tables."""
     rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    for r in rounds:
-        r["notes"] = [n for n in r["notes"] if not (relayed and isinstance(n["note"], dict))]
-    names = ("round", "loss", "steps", "participants", "failures", "notes", "bytes_up", "bytes_down", "bytes_by_node")
-    return [{k: r[k] for k in names if not (relayed and "bytes" in k)} for r in rounds]
+    names = ("round", "loss", "steps", "participants", "failures", "notes", "notices", "series", "listens")
+    names += ("bytes_up", "bytes_down", "bytes_by_node")
+    return [{k: r[k] for k in names if not (relayed and ("bytes" in k or k in ("series", "listens")))} for r in rounds]

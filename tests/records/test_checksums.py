@@ -9,18 +9,22 @@ import torch
 
 from kilter.errors import Mistake
 from kilter.records import wire
-from kilter.records.run_folder import Store, read_rounds
-from kilter.report.result import read_summary
+from kilter.records.codec import to_json
+from kilter.records.run_folder import Saved, Store, read_rounds, read_summary
+from kilter.records.types import Checkpoint, Clients, ClientsAt, Evaluation, Round, Summary
+
+LAST = Evaluation(2, "global", None)
+SUMMARY = Summary(method="fedavg", rounds=2, seed=0, clients=2, topology="star", global_accuracy=0.5, last=LAST)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     store = Store(tmp_path)
     for round in range(3):
-        store.append({"round": round, "loss": 0.5})
+        store.append(Round(round=round, loss=0.5))
         states = {name: {"c": torch.full((4,), float(k + round))} for k, name in enumerate("ab")}
-        store.save(round, {"w": torch.arange(4.0)}, states, "ab")
-    store.finish({"accuracy": 0.5}, {})
+        store.save(Saved(Checkpoint(round=round), {"w": torch.arange(4.0)}, "", None, states), "ab")
+    store.finish(SUMMARY, Clients(ClientsAt(2, {})))
     store.close()
     return tmp_path
 
@@ -36,7 +40,7 @@ def load(folder: Path) -> object:
 def test_an_unaltered_run_loads(folder: Path) -> None:
     assert load(folder)
     assert len(read_rounds(folder)) == 3
-    assert read_summary(folder) == {"accuracy": 0.5}
+    assert read_summary(folder) == SUMMARY
 
 
 @pytest.mark.parametrize("name", ["checkpoint.safetensors", "nodes/a@2.safetensors"])
@@ -60,7 +64,7 @@ def test_exchanged_node_states_are_noticed(folder: Path) -> None:
         load(folder)
 
 
-@pytest.mark.parametrize("change", [("0.5", "0.9"), ('{"round": 1, "loss": 0.5}\n', "")])
+@pytest.mark.parametrize("change", [("0.5", "0.9"), (to_json(Round(round=1, loss=0.5)) + "\n", "")])
 def test_edited_records_are_noticed(folder: Path, change: tuple[str, str]) -> None:
     path = folder / "rounds.jsonl"
     path.write_text(path.read_text().replace(*change, 1))
@@ -72,7 +76,8 @@ def test_edited_records_are_noticed(folder: Path, change: tuple[str, str]) -> No
 
 
 def test_an_edited_summary_is_noticed(folder: Path) -> None:
-    (folder / "summary.json").write_text('{"accuracy": 0.99}')
+    path = folder / "summary.json"
+    path.write_text(path.read_text().replace("0.5", "0.99"))
     with pytest.raises(Mistake, match="altered"):
         read_summary(folder)
 

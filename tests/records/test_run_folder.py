@@ -21,7 +21,8 @@ from kilter.errors import Mistake
 from kilter.federate import federate
 from kilter.records import run_folder as module
 from kilter.records import wire
-from kilter.records.run_folder import CHECKPOINT, Store, read_rounds, write
+from kilter.records.run_folder import CHECKPOINT, Saved, Store, read_rounds, write
+from kilter.records.types import Checkpoint, Round
 from small import federation, method, same
 
 
@@ -98,22 +99,22 @@ def test_a_torn_line_does_not_count(cut: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = Store(folder)
         for k in range(5):
-            store.append({"round": k, "text": "é" * 10})
+            store.append(Round(round=k, participants=["é" * 10]))
         path = store.path("rounds.jsonl")
         whole = path.read_bytes()
         path.write_bytes(whole[: len(whole) - cut % len(whole)])
         kept = store.rounds()
-        assert [r["round"] for r in kept] == list(range(len(kept)))
+        assert [r.round for r in kept] == list(range(len(kept)))
         assert len(kept) >= (len(whole) - cut % len(whole)) // (len(whole) // 5) - 1
         assert store.rewind(1) == kept[:2]
-        store.append({"round": 9})
-        assert [r["round"] for r in store.rounds()] == [r["round"] for r in kept[:2]] + [9]
+        store.append(Round(round=9))
+        assert [r.round for r in store.rounds()] == [r.round for r in kept[:2]] + [9]
         store.close()
 
 
 def test_a_line_of_rubbish_ends_the_reading(tmp_path: Path) -> None:
-    (tmp_path / "rounds.jsonl").write_bytes(b'{"round": 0}\n\xff\xfe\n{"round": 2}\n')
-    assert read_rounds(tmp_path) == [{"round": 0}]
+    (tmp_path / "rounds.jsonl").write_bytes(b'{"round": 0, "format": 2}\n\xff\xfe\n{"round": 2, "format": 2}\n')
+    assert read_rounds(tmp_path) == [Round(round=0)]
     assert read_rounds(tmp_path / "nowhere") == []
 
 
@@ -121,7 +122,7 @@ def test_a_full_disk_while_appending(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.path("rounds.jsonl").symlink_to("/dev/full")
     with pytest.raises(Mistake, match="disk is full"):
-        store.append({"round": 1, "text": "x" * 100_000})
+        store.append(Round(round=1, participants=["x" * 100_000]))
 
 
 # Checkpoints ---------------------------------------------------------------------------------------------------------
@@ -129,32 +130,35 @@ def test_a_full_disk_while_appending(tmp_path: Path) -> None:
 STATES = {"a/b é": {"c": torch.arange(3.0)}, "b": {"n": (1, [None, "x"]), "bn": {"~m": torch.tensor(3)}}}
 
 
+def save(store: Store, round: int, nodes: dict[str, Any], changed: Any) -> None:
+    store.save(Saved(Checkpoint(round=round), None, "", None, nodes), changed)
+
+
 def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
     store = Store(tmp_path)
     assert store.load() is None
-    progress = {"progress": {"best": None}, "state": (AtNodes(), torch.ones(2)), "role": "b"}
-    store.save(3, progress, STATES, STATES)
+    at = Checkpoint(round=3, stale=2, score=0.5)
+    store.save(Saved(at, (AtNodes(), torch.ones(2)), "b", {"seed": 7}, STATES), STATES)
     store.close()
-    found = Store(tmp_path).load()
-    assert found is not None
-    round, back, states = found
-    assert round == 3
-    assert isinstance(back["state"][0], AtNodes)
-    assert same((back["state"][1], back["role"], states), (torch.ones(2), "b", STATES))
+    back = Store(tmp_path).load()
+    assert back is not None
+    assert (back.at, back.role, back.experiment) == (at, "b", {"seed": 7})
+    assert isinstance(back.state[0], AtNodes)
+    assert same((back.state[1], back.nodes), (torch.ones(2), STATES))
 
 
 def test_only_what_changed_is_written_and_the_old_goes(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.save(1, {}, STATES, STATES)
+    save(store, 1, STATES, STATES)
     files = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "nodes").iterdir()}
     assert set(files) == {"a%2Fb%20%C3%A9@1.safetensors", "b@1.safetensors"}
     changed = STATES | {"b": {"n": 2}}
-    store.save(2, {}, changed, ["b"])
+    save(store, 2, changed, ["b"])
     assert {p.name for p in (tmp_path / "nodes").iterdir()} == {"a%2Fb%20%C3%A9@1.safetensors", "b@2.safetensors"}
     store.close()
     found = Store(tmp_path).load()
     assert found is not None
-    assert same(found[2], changed)
+    assert same(found.nodes, changed)
 
 
 @pytest.mark.parametrize("fails_at", [1, 2, 3])
@@ -162,7 +166,7 @@ def test_a_save_that_fails_anywhere_leaves_the_last_checkpoint_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
 ) -> None:
     store = Store(tmp_path)
-    store.save(1, {"p": 1}, STATES, STATES)
+    save(store, 1, STATES, STATES)
     calls = 0
     real = os.replace
 
@@ -175,12 +179,12 @@ def test_a_save_that_fails_anywhere_leaves_the_last_checkpoint_whole(
 
     monkeypatch.setattr(module.os, "replace", replace)
     with pytest.raises(Mistake, match="resume the run; nothing is lost"):
-        store.save(2, {"p": 2}, {k: {"new": 1} for k in STATES}, STATES)
+        save(store, 2, {k: {"new": 1} for k in STATES}, STATES)
     store.close()
     monkeypatch.undo()
     found = Store(tmp_path).load()
     assert found is not None
-    assert same(found, (1, {"p": 1}, STATES))
+    assert same((found.at.round, found.nodes), (1, STATES))
     assert len(list((tmp_path / "nodes").iterdir())) == 2  # what the failed save left is gone
 
 
@@ -211,7 +215,7 @@ def test_a_full_disk_in_a_run_and_resumed(tmp_path: Path, monkeypatch: pytest.Mo
 
 def damaged(tmp_path: Path, data: bytes, name: str = CHECKPOINT) -> None:
     store = Store(tmp_path)
-    store.save(1, {}, {"a": {"x": 1}}, ["a"])
+    save(store, 1, {"a": {"x": 1}}, ["a"])
     store.path(name).write_bytes(data)
     store.close()
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
@@ -246,7 +250,7 @@ def test_a_node_that_is_damaged_or_gone(tmp_path: Path) -> None:
 
 def test_someone_elses_safetensors_is_not_a_checkpoint(tmp_path: Path) -> None:
     save_file({"w": torch.ones(2)}, tmp_path / CHECKPOINT)
-    with pytest.raises(Mistake, match="damaged or from something else"):
+    with pytest.raises(Mistake, match="damaged or from another program"):
         federate(method("fedavg"), federation(), 1, store=Store(tmp_path))
 
 

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from kilter import Mistake
+from kilter.records.codec import to_json
+from kilter.records.types import Point, Round
 from kilter.report.trust import draw, draw_or_refuse, read
 
 IDS = ["a", "b", "c"]
 
 
-def record(t: int, listens: dict[str, dict[str, float]]) -> dict[str, Any]:
-    notes: list[dict[str, Any]] = [{"node": i, "step": "adopt", "note": {"listens": w}} for i, w in listens.items()]
-    notes += [
-        {"node": i, "step": "choose", "note": {"uncertainty": 1 / (t + k), "chosen": k}} for k, i in enumerate(IDS)
-    ]
-    notes.append({"node": "c", "step": "adopt", "note": "shares were lost on the way"})
-    return {"round": t, "participants": IDS, "notes": notes}
+def record(t: int, listens: dict[str, dict[str, float]]) -> Round:
+    series = [Point("peers asked", i, t, k) for k, i in enumerate(IDS)]
+    series += [Point("uncertainty", i, t, 1 / (t + k)) for k, i in enumerate(IDS)]
+    return Round(round=t, participants=IDS, listens=listens, series=series)
 
 
-def written(folder: Path, *records: dict[str, Any]) -> Path:
-    first = {"round": 0, "participants": [], "notes": []}
-    (folder / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in (first, *records)))
+def written(folder: Path, *records: Round) -> Path:
+    (folder / "rounds.jsonl").write_text("".join(to_json(r) + "\n" for r in (Round(round=0), *records)))
     return folder
 
 
@@ -36,7 +32,7 @@ def test_shares_of_the_new_model(tmp_path: Path) -> None:
     assert found.ids == IDS
     assert np.allclose(found.shares[1], [[0, 0.25, 0.25], [0, 0, 0], [0, 0, 0]])
     assert np.allclose(found.shares[2], [[0, 0, 0], [0.5, 0, 0], [0, 0, 0]])
-    assert found.curves["chosen"] == {1: [0, 1, 2], 2: [0, 1, 2]}
+    assert found.series["peers asked"] == {1: [0, 1, 2], 2: [0, 1, 2]}
 
 
 def test_the_pictures_name_everyone_and_are_the_same_again(tmp_path: Path) -> None:
@@ -54,5 +50,5 @@ def test_where_nobody_chooses_there_is_nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match="not a run folder"):
         draw_or_refuse(tmp_path)
     assert draw(written(tmp_path, record(1, {}))) == []
-    with pytest.raises(Mistake, match="nobody chose"):
+    with pytest.raises(Mistake, match="does not record who listens"):
         draw_or_refuse(tmp_path)

@@ -11,7 +11,7 @@ import torch
 from kilter import federate
 from kilter.methods.fedavg import FedAvg
 from kilter.runtimes import evaluation
-from kilter.runtimes.step_runner import POOL
+from kilter.runtimes.step_runner import POOL, StepFailed
 from kilter.train import SGD
 from small import bench, federation, method, mlp_task, quadratic, quadratic_task
 
@@ -28,14 +28,14 @@ def test_a_global_model_is_weighed_by_every_clients_classes() -> None:
     with federation() as fed:
         found = federate(m := method("fedavg"), fed, 2)
     outputs = m.task.predict(found.model, bench()["x"])
-    for i, report in found.clients["last"]["clients"].items():
-        assert report["local"] == pytest.approx(by_hand(outputs, fed.clients[i].train["y"]))
-        assert report["common"] == pytest.approx(found.summary["global_accuracy"])
-    values = [r["local"] for r in found.clients["last"]["clients"].values()]
-    spread = found.summary["local_accuracy"]
-    assert (spread["min"], spread["max"]) == pytest.approx((min(values), max(values)))
-    assert spread["mean"] == pytest.approx(sum(values) / len(values))
-    assert found.rounds[-1]["bench"]["local"] == spread == found.summary["last"]["bench"]["local"]
+    for i, report in found.clients.items():
+        assert report.local == pytest.approx(by_hand(outputs, fed.clients[i].train["y"]))
+        assert report.common == pytest.approx(found.summary.global_accuracy)
+    values = [r.local for r in found.clients.values()]
+    spread = found.summary.local_accuracy
+    assert (spread.min, spread.max) == pytest.approx((min(values), max(values)))
+    assert spread.mean == pytest.approx(sum(values) / len(values))
+    assert found.rounds[-1].bench["local"] == spread == found.summary.last.bench["local"]
 
 
 @pytest.mark.parametrize(("name", "topology"), [("solo", "star"), ("fedavg", "ring"), ("slfed", "full")])
@@ -43,20 +43,20 @@ def test_clients_with_models_of_their_own_are_examined_each(name: str, topology:
     with federation(topology=topology) as fed:
         found = federate(m := method(name), fed, 1)
     summary = found.summary
-    assert summary["common_accuracy"]["mean"] == pytest.approx(summary["global_accuracy"])
+    assert summary.common_accuracy.mean == pytest.approx(summary.global_accuracy)
     if name == "solo":
         for i, state in fed.states.items():
             outputs = m.task.predict(state["w"], bench()["x"])
             expected = by_hand(outputs, fed.clients[i].train["y"])
-            assert found.clients["last"]["clients"][i]["local"] == pytest.approx(expected)
+            assert found.clients[i].local == pytest.approx(expected)
 
 
 def test_without_classes_or_a_common_test_set_there_is_no_such_measure() -> None:
     with federation(bench=None) as fed:
-        assert federate(method("fedavg"), fed, 1).summary["local_accuracy"] is None
+        assert federate(method("fedavg"), fed, 1).summary.local_accuracy is None
     clients = {"a": quadratic([1.0], [0.0])}
     with federation(clients, bench=clients["a"].test) as fed:
-        assert federate(method("fedavg", quadratic_task([1.0])), fed, 1).summary["local_accuracy"] is None
+        assert federate(method("fedavg", quadratic_task([1.0])), fed, 1).summary.local_accuracy is None
 
 
 def seen_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -76,19 +76,19 @@ def seen_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_nodes_are_examined_together_as_each_would_be_alone(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     def run(**options: Any) -> dict[str, Any]:
         with federation(6, bench=None, **options) as fed:
-            return federate(method("fedavg"), fed, 1).clients["last"]["clients"]
+            return federate(method("fedavg"), fed, 1).clients
 
     alone = run(stack=False)
-    monkeypatch.setattr(evaluation, "GO", most * bench()["x"][0].nbytes)
+    monkeypatch.setattr(evaluation, "BATCH_BYTES", most * bench()["x"][0].nbytes)
     shown = seen_rows(monkeypatch)
     found = run()
-    rows = [r[n] for n in ("n_test", "n_valid") for r in found.values() if r[n]]
+    rows = [n for r in found.values() for n in (r.n_test, r.n_valid) if n]
     assert sum(shown) == sum(rows)
     assert all(n <= most or n in rows for n in shown)
     assert len(shown) == len(rows) if most == 1 else len(shown) < len(rows)
     for i, report in alone.items():
-        for name in ("test", "valid"):
-            assert found[i][name] == pytest.approx(report[name], abs=1e-6)
+        assert found[i].test == pytest.approx(report.test, abs=1e-6)
+        assert found[i].valid == pytest.approx(report.valid, abs=1e-6)
     assert run(workers=2) == found
 
 
@@ -96,9 +96,9 @@ def test_states_that_nodes_keep_are_looked_at_one_by_one(monkeypatch: pytest.Mon
     """Peers who have not yet trained may hold one object or equal ones, by how states travelled: it must not show."""
     shown = seen_rows(monkeypatch)
     with federation(8, topology="ring", bench=None) as fed:
-        found = federate(replace(method("fedavg"), cohort=0.3), fed, 1).clients["last"]["clients"]
+        found = federate(replace(method("fedavg"), cohort=0.3), fed, 1).clients
     assert len({id(state[POOL]) for state in fed.states.values()}) < 8  # some hold one object
-    assert sorted(shown) == sorted(r[n] for r in found.values() for n in ("n_test", "n_valid") if r[n])
+    assert sorted(shown) == sorted(n for r in found.values() for n in (r.n_test, r.n_valid) if n)
 
 
 def test_an_error_while_examined_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,10 @@ def test_an_error_while_examined_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(FedAvg, "predict", broken)
     for workers in (1, 2):
-        with federation(bench=None, workers=workers) as fed, pytest.raises(RuntimeError, match="no such layer"):
+        with (
+            federation(bench=None, workers=workers) as fed,
+            pytest.raises(StepFailed, match="RuntimeError: no such layer"),
+        ):
             federate(method("fedavg"), fed, 1)
 
 
@@ -124,7 +127,7 @@ def test_processes_share_the_common_test_set(monkeypatch: pytest.MonkeyPatch, wo
         record = fed.ledger.close()
     assert found is not None
     assert torch.equal(found, torch.cat([m.predict(state, x) for x in bench()["x"].split(part)]))
-    assert not any(record[k] for k in record if "bytes" in k)
+    assert not any(value for name, value in vars(record).items() if "bytes" in name)
 
 
 def test_an_error_in_a_part_is_told_after_all_have_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +141,7 @@ def test_an_error_in_a_part_is_told_after_all_have_answered(monkeypatch: pytest.
     m = Broken(task=mlp_task(), local=SGD(lr=0.1))
     with federation(workers=2) as fed:
         fed.bind(m)
-        with pytest.raises(RuntimeError, match="nothing to predict with"):
+        with pytest.raises(StepFailed, match="nothing to predict with"):
             fed.look(m, {})
         assert fed.look(m, m.task.init(0)) is not None
 

@@ -56,4 +56,4 @@ def test_a_round_that_swallowed_an_interrupt_is_not_written_down(fed, tmp_path):
     deaf = Deaf(task=mlp_task(), local=SGD(lr=0.1))
     with pytest.raises(KeyboardInterrupt), stoppable():
         federate(deaf, fed, 3, store=store)
-    assert [r["round"] for r in store.rounds()] == [0, 1]
+    assert [r.round for r in store.rounds()] == [0, 1]

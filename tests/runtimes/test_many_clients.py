@@ -22,7 +22,7 @@ method, fed = experiment.build(workers)
 with fed:
     result = federate(method, fed, 2, evaluate_every=2)
 own, child = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-print(json.dumps([[len(r["participants"]) for r in result.rounds], len(result.clients["last"]["clients"]), own, child]))
+print(json.dumps([[len(r.participants) for r in result.rounds], len(result.clients), own, child]))
 """
 
 

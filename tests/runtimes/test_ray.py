@@ -28,7 +28,7 @@ from kilter.errors import Mistake
 from kilter.experiment import Experiment
 from kilter.federate import federate
 from kilter.runtimes.ray import _read_rows, _rows, connect, simulate_at
-from small import bench, public, same, skewed
+from small import bench, public, same, skewed, timeless
 
 HERE = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not HERE, reason="ray is not installed: pip install 'kilter[ray]'")
@@ -141,7 +141,7 @@ def listens(port: int) -> bool:
 
 def outcome(fed: Any, run: Any, watch: Any = None) -> Any:
     result = federate(run, fed, EXPERIMENT["rounds"], evaluate_every=2, watch=watch)  # type: ignore[arg-type]
-    books = [{k: v for k, v in r.items() if "seconds" not in k} for r in result.rounds]
+    books = [timeless(r) for r in result.rounds]
     return result.state, fed.states, books, result.clients
 
 
@@ -172,7 +172,7 @@ def test_a_machine_that_dies_in_the_middle_of_a_step_changes_no_bit(
         killed.set()
 
     def watch(record: dict[str, Any]) -> None:
-        if record["round"] == 2:
+        if record.round == 2:
             pool: Any = fed._pool
             until(lambda: len(pool._coming) + len(pool._idle) == 2 or pool._invite())
             ray.wait(list(pool._coming), num_returns=len(pool._coming), timeout=240)  # both take part in round 3

@@ -17,7 +17,7 @@ from kilter.params import average
 from kilter.runtimes import reply_spool as pile
 from kilter.runtimes.reply_spool import ReplySpool
 from kilter.runtimes.simulation import Simulation
-from small import federation, method, normed_task, same, table
+from small import federation, method, normed_task, same, table, timeless
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_run_gives_the_same_bits_and_books(name: str, workers: int, monkeypatc
     def run() -> Any:
         with federation(workers=workers) as fed:
             result = federate(method(name, normed_task()), fed, 2)
-            books = [{k: v for k, v in r.items() if "seconds" not in k} for r in result.rounds]
+            books = [timeless(r) for r in result.rounds]
             return result.state, fed.states, books
 
     memory = run()
@@ -117,7 +117,7 @@ def test_an_average_holds_a_few_models_however_many_clients(workers: int, monkey
             fed.bind(run)
             run.round(fed, None)
             assert len(run.seen) == clients - 1
-            assert [f["node"] for f in fed.ledger.close()["failures"]] == ["c1"]  # still refused: it is not finite
+            assert [f.node for f in fed.ledger.close().failures] == ["c1"]  # still refused: it is not finite
             most.append(max(run.seen))
     assert 0 < most[0] == most[1] <= 3
 

@@ -23,6 +23,7 @@ from kilter.federate import federate
 from kilter.methods import methods
 from kilter.records import run_folder as module
 from kilter.records import wire
+from kilter.records.codec import to_json, to_tree
 from kilter.records.run_folder import Store
 from kilter.train import SGD
 from small import federation, method, normed_task, same, topologies
@@ -78,7 +79,7 @@ def outcome(folder: Path) -> dict[str, Any]:
     store.close()
     model = folder / "model.safetensors"
     return {
-        "checkpoint": timeless(checkpoint),
+        "checkpoint": timeless([to_tree(checkpoint.at), checkpoint.state, checkpoint.role, checkpoint.nodes]),
         "model": model.read_bytes() if model.exists() else b"",
         "rounds": timeless([json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]),
         "summary": timeless(json.loads((folder / "summary.json").read_text())),
@@ -165,7 +166,7 @@ def die_at(call: int, when: str) -> Patch:
         hit = now()
         if hit and when == "half":
             with open(self.path("rounds.jsonl"), "a") as f:
-                f.write(json.dumps(record)[: len(json.dumps(record)) // 2])
+                f.write(to_json(record)[: len(to_json(record)) // 2])
         if hit and when != "after":
             die()
         append(self, record)
@@ -220,5 +221,5 @@ def test_a_checkpoint_holds_no_pickle_and_can_be_read_alone(tmp_path: Path) -> N
     files = [*tmp_path.glob("*.safetensors"), *tmp_path.glob("nodes/*.safetensors")]
     assert len(files) == 4  # checkpoint, model, two nodes of the cohort
     saved = wire.decode((tmp_path / "checkpoint.safetensors").read_bytes())
-    assert set(saved) == {"round", "nodes", "checksums", "rounds", "progress"}
+    assert set(saved) == {"round", "nodes", "checksums", "rounds", "progress", "experiment"}
     assert saved["round"] == 1

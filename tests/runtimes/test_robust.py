@@ -40,7 +40,7 @@ def accuracy(rule: str, kind: type[Simulation] = Liars) -> float:
     clients = {f"c{k}": three_ways(part) for k, part in enumerate(parts)}
     with kind(clients, bench=bench(), seed=1) as fed:
         fed.robust = rule
-        return float(federate(method("fedavg"), fed, 12, evaluate_every=12).summary["global_accuracy"])
+        return float(federate(method("fedavg"), fed, 12, evaluate_every=12).summary.global_accuracy)
 
 
 def test_a_fifth_of_liars_ruins_the_mean_and_not_these() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -20,7 +21,8 @@ from kilter.runtimes import simulation
 from kilter.runtimes.autotune import AutoTuner, WorkSplit, cores
 from kilter.runtimes.shared_memory import SharedFile
 from kilter.runtimes.simulation import Simulation
-from small import federation, method, normed_task, same
+from kilter.runtimes.step_runner import StepFailed
+from small import federation, method, normed_task, same, timeless
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,17 +56,22 @@ def odd(fed: Simulation) -> Simulation:
 
 
 @pytest.mark.parametrize("how", ["complex", "object", "key", "set", "keep"])
-def test_a_reply_that_cannot_be_sent_is_said_to_be_so_and_the_worker_lives_on(how: str) -> None:
+def test_a_reply_that_cannot_be_sent_is_that_clients_failure_and_the_worker_lives_on(how: str) -> None:
     with odd(federation(workers=2)) as fed:
-        with pytest.raises(RuntimeError, match=r"a step failed in a worker(.|\n)*cannot be sent: .*(sent|strings)"):
-            fed.map(Odd().answer, how)
+        assert list(fed.map(Odd().answer, how)) == ["c0", "c2", "c3"]
+        (failure,) = fed.ledger.close().failures
+        assert (failure.node, failure.kind) == ("c1", "error")
+        assert re.search("cannot be sent: .*(sent|strings)", failure.reason)
+        with pytest.raises(StepFailed, match=r"failed at every client: .*cannot be sent: .*(sent|strings)"):
+            fed.map(Odd().answer, how, to=["c1"])
         assert fed.map(Odd().answer, 5) == dict.fromkeys(fed.ids, 5)
 
 
 def test_a_step_that_wants_to_exit_does_not() -> None:
     with odd(federation(workers=2)) as fed:
-        with pytest.raises(RuntimeError, match="SystemExit: 3"):
-            fed.map(Odd().answer, "exit")
+        assert list(fed.map(Odd().answer, "exit")) == ["c0", "c2", "c3"]
+        (failure,) = fed.ledger.close().failures
+        assert "SystemExit: 3" in failure.reason
         assert fed.map(Odd().answer, 5) == dict.fromkeys(fed.ids, 5)
 
 
@@ -207,7 +214,7 @@ def test_auto_changes_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     def run(workers: Any) -> Any:
         with federation(6, workers=workers) as fed:
             result = federate(method(name, normed_task()), fed, 3)
-            books = [{k: v for k, v in r.items() if "seconds" not in k} for r in result.rounds]
+            books = [timeless(r) for r in result.rounds]
             return result.state, fed.states, books
 
     one = run(1)

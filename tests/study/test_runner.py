@@ -19,10 +19,11 @@ from typer.testing import CliRunner
 
 from kilter.cli import app
 from kilter.errors import Mistake
+from kilter.report.study_page import publish
+from kilter.study.folder import Folder
 from kilter.study.grid import Study
 from kilter.study.pipeline import conduct
 from kilter.study.results import Results
-from kilter.study.runner import Folder
 
 EXPERIMENT: dict[str, Any] = {
     "data": "digits",
@@ -36,7 +37,7 @@ EXPERIMENT: dict[str, Any] = {
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where they are beside the point: they take a second."""
-    monkeypatch.setattr("kilter.report.study_figures.draw", lambda *_: [])
+    monkeypatch.setattr("kilter.report.study_page.draw", lambda *_: [])
 
 
 def small(**changes: Any) -> Study:
@@ -45,7 +46,10 @@ def small(**changes: Any) -> Study:
 
 def run(study: Study, path: Path, at_once: int = 2) -> tuple[Results, str]:
     out = io.StringIO()
-    return conduct(study, path, at_once, Console(file=out, width=300), "kilter compare"), out.getvalue()
+    with Folder(path) as folder:
+        results = conduct(study, folder, at_once, Console(file=out, width=300))
+        publish(results, path, "kilter compare")
+    return results, out.getvalue()
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -184,7 +188,7 @@ def test_folders_that_are_not_a_studys(tmp_path: Path) -> None:
 
 
 def test_two_studies_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kilter.study.runner.PATIENCE", 0.2)
+    monkeypatch.setattr("kilter.study.folder.PATIENCE", 0.2)
     with Folder(tmp_path / "s"), pytest.raises(Mistake, match="Another study"), Folder(tmp_path / "s"):
         pass
 
@@ -230,7 +234,7 @@ def test_a_study_killed_and_resumed_gives_the_same_table(tmp_path: Path) -> None
         out, _ = process.communicate(timeout=60)
         assert process.returncode in ((-signal.SIGKILL, 0) if kind == signal.SIGKILL else (130, 0)), out
         if process.returncode == 130:
-            assert "the same command goes on" in out
+            assert "repeat the command to resume" in out
     finished = {p: p.stat().st_mtime_ns for p in cut.glob("runs/*/summary.json")}
     assert finished
     process = start("compare", "study.toml", "--out", "cut", cwd=tmp_path)

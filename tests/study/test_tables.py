@@ -4,50 +4,87 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from kilter.records.codec import to_json
+from kilter.records.types import (
+    ClientReport,
+    Clients,
+    ClientsAt,
+    Evaluation,
+    Metrics,
+    ModelScores,
+    Notice,
+    Point,
+    Round,
+    Spread,
+    Summary,
+)
 from kilter.report.study_figures import draw
+from kilter.study.folder import Folder
 from kilter.study.grid import Job, Study
 from kilter.study.results import Results, gather
-from kilter.study.runner import Failure, Folder
+from kilter.study.runner import FailedRun
 from kilter.study.tables import caption, comma_separated, markdown, show
 from kilter.study.tuning import choose, trials
 
 
-def write_run(folder: Folder, job: Job, curve: list[float], spent: int, valid: float = 0.5, own: bool = False) -> None:
-    """A finished run: this global curve, clients two points below and above it, so many bytes each way in each round."""
+def spread(mean: float) -> Spread:
+    return Spread(mean, 0.02, mean - 0.02, mean + 0.02, mean - 0.02)
+
+
+def write_run(
+    folder: Folder,
+    job: Job,
+    curve: list[float],
+    spent: int,
+    valid: float | Metrics = 0.5,
+    own: bool = False,
+    summary: dict[str, Any] | None = None,
+    last: dict[str, Any] | None = None,
+    first: dict[str, Any] | None = None,
+    end: dict[str, Any] | None = None,
+) -> None:
+    """A finished run: this global curve, clients two points below and above it, so many bytes each way in each round.
+
+    `summary` and `last` change the summary and its last evaluation; `first` and `end` the first and the last round.
+    """
     path = folder.run(job)
     path.mkdir(parents=True)
-    client = {
-        "mean": curve[-1],
-        "std": 0.02,
-        "min": curve[-1] - 0.02,
-        "max": curve[-1] + 0.02,
-        "worst_decile": curve[-1] - 0.02,
-    }
-    records: list[dict[str, Any]] = [{"round": 0, "global": None, "client": None, "bytes_up": 5, "bytes_down": 0}]
+    records = [Round(**{"round": 0, "bytes_up": 5, **(first or {})})]
     for t, a in enumerate(curve, start=1):
-        accuracy = {"global": {"accuracy": a}, "client": {"accuracy": {**client, "mean": a}}}
-        records.append({"round": t, **accuracy, "bytes_up": spent, "bytes_down": spent})
-    (path / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+        evaluation: dict[str, Any] = {"global_metrics": {"accuracy": a}, "client": {"accuracy": spread(a)}}
+        changes = (end or {}) if t == len(curve) else {}
+        records.append(Round(**{"round": t, **evaluation, "bytes_up": spent, "bytes_down": spent, **changes}))
+    (path / "rounds.jsonl").write_text("".join(to_json(r) + "\n" for r in records))
     part = "own_test" if own else "test"
-    clients = {str(k): {part: {"accuracy": curve[-1] + d}} for k, d in enumerate((-0.02, 0.02))}
-    (path / "clients.json").write_text(json.dumps({"last": {"round": len(curve), "clients": clients}}))
-    (path / "experiment.toml").write_text(job.experiment.write())
-    summary = {
-        "global_accuracy": curve[-1],
-        "client_accuracy": client,
-        "global_is": "the mean over the clients' own models" if own else "the global model",
-        "seconds": 2.0,
-        "failures": 0,
-        "last": {"valid": {"accuracy": valid}},
+    reports = {
+        str(k): ClientReport(1, 1, **{part: {"accuracy": curve[-1] + d}})  # type: ignore[arg-type]
+        for k, d in enumerate((-0.02, 0.02))
     }
-    (path / "summary.json").write_text(json.dumps(summary))
+    (path / "clients.json").write_text(to_json(Clients(ClientsAt(len(curve), reports))))
+    (path / "experiment.toml").write_text(job.experiment.write())
+    metrics: Metrics = valid if isinstance(valid, dict) else {"accuracy": valid}
+    model = "mean of personal models" if own else "global"
+    evaluation = {"round": len(curve), "global_model": model, "scores": None, "valid": metrics, **(last or {})}
+    values: dict[str, Any] = {
+        "method": job.experiment.method,
+        "rounds": len(curve),
+        "seed": job.seed,
+        "clients": 2,
+        "topology": "star",
+        "global_accuracy": curve[-1],
+        "global_model": model,
+        "client_accuracy": spread(curve[-1]),
+        "seconds": 2.0,
+        "last": Evaluation(**evaluation),
+        **(summary or {}),
+    }
+    (path / "summary.json").write_text(to_json(Summary(**values)))
 
 
 CURVES = {  # by method and seed
@@ -79,7 +116,7 @@ def results(tmp_path: Path) -> Results:
             if job.seed < len(curves):
                 write_run(folder, job, curves[job.seed], 100 if job.label == "fedavg" else 200, own=job.label == "solo")
             else:
-                lost.append(Failure(job, "its process was killed by signal 9"))
+                lost.append(FailedRun(job, "its process was killed by signal 9"))
         return gather(study, folder, study.jobs(), lost)
 
 
@@ -147,9 +184,9 @@ def test_no_difference_is_said_in_words(tmp_path: Path) -> None:
 
 
 def test_figures_are_drawn_twice(results: Results, tmp_path: Path) -> None:
-    made = draw(results, tmp_path / "figures")
-    assert [p.name for p in made] == ["curves-global", "curves-client", "bytes", "clients"]
-    for path in made:
+    figures = draw(results, tmp_path / "figures")
+    assert [figure.kind for figure in figures] == ["curves-global", "curves-client", "bytes", "clients"]
+    for path in [figure.path for figure in figures]:
         assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in path.with_suffix(".svg").read_text()[:600]
 
@@ -170,7 +207,7 @@ def test_tuning_never_looks_at_test_rows(tmp_path: Path) -> None:
         for job in chosen:
             write_run(folder, job, [0.5], 100)
         text = markdown(gather(study, folder, chosen, choices=choose(study, jobs, folder), budget=3))
-        assert "mu = 0.1 | 60.0 | 3 |" in text
+        assert "mu = 0.1 | 60.0 % | accuracy | 3 |" in text
         assert "3 runs for each method in each cell" in text
 
 
@@ -184,17 +221,48 @@ def test_failed_trials_do_not_win(tmp_path: Path) -> None:
     assert choice.tried == [({"mu": 0.01}, None), ({"mu": 0.1}, 0.1)]
 
 
+def test_tuning_minimises_a_metric_where_lower_is_better(tmp_path: Path) -> None:
+    study = Study.of({"methods": ["fedprox"], "seeds": 1, "tune": {"mu": [0.01, 0.1, 1.0]}})
+    with Folder(tmp_path) as folder:
+        jobs = trials(study)
+        for job, loss in zip(jobs, (0.9, 0.2, 0.5), strict=True):
+            write_run(folder, job, [0.5], 100, valid={"loss": loss})
+        (choice,) = choose(study, jobs, folder).values()
+        text = markdown(gather(study, folder, [], choices={("", ""): choice}))
+    assert (choice.settings, choice.score, choice.metric) == ({"mu": 0.1}, 0.2, "loss")
+    assert "mu = 0.1 | 0.2 | loss | 3 |" in text
+
+
+def test_a_run_that_trained_nothing_is_not_done(tmp_path: Path) -> None:
+    study = Study.of({"methods": ["fedavg"], "seeds": 1})
+    folder = Folder(tmp_path)
+    (job,) = study.jobs()
+    write_run(folder, job, [0.5], 1, summary={"outcome": "no valid replies"})
+    assert not folder.is_done(job)
+
+
+def test_what_did_not_happen_has_a_table(tmp_path: Path) -> None:
+    study = Study.of({"methods": ["fedavg", "slfed"], "seeds": 2, "experiment": {"topology": "full"}})
+    folder = Folder(tmp_path)
+    for job in study.jobs():
+        notices = [Notice("fewer than two contributors", 3, [1, 2], ["a", "b"])] if job.label == "slfed" else []
+        write_run(folder, job, [0.5], 1, summary={"notices": notices})
+    results = gather(study, folder, study.jobs())
+    assert "| slfed | fewer than two contributors | 6 | 2 of 2 |" in markdown(results)
+    out = io.StringIO()
+    show(results, Console(file=out, width=200))
+    assert "fewer than two contributors" in out.getvalue()
+    kept = [n.what for run in results.cells[0].lines[1].runs for n in run.notices]
+    assert kept == ["fewer than two contributors"] * 2
+
+
 def test_other_results_and_classes_have_tables_of_their_own(tmp_path: Path) -> None:
     study = Study.of({"methods": ["fedavg"], "seeds": 2, "by_class": True, "experiment": {"data": "digits"}})
     folder = Folder(tmp_path)
     for job, at in zip(study.jobs(), (0.5, 0.7), strict=True):
-        write_run(folder, job, [at], 1)
-        path = folder.run(job) / "summary.json"
-        summary = json.loads(path.read_text())
         each = {k: [at, 1.0] for k in ("precision", "recall", "specificity", "f1")}
-        other = {"mean": {"accuracy": at - 0.1, "calibration_error": 0.05, "per_class": each}}
-        summary["last"] |= {"global": {"per_class": each}, "variants": other}
-        path.write_text(json.dumps(summary))
+        other = {"mean": ModelScores({"accuracy": at - 0.1, "calibration_error": 0.05}, each)}
+        write_run(folder, job, [at], 1, last={"scores": ModelScores({"accuracy": at}, each), "variants": other})
     text = markdown(gather(study, folder, study.jobs()))
     assert "| fedavg: mean | 50.0 ± 14.1 | - | 5.0 ± 0.0 | - |" in text
     assert "| fedavg: 0 | 60.0 ± 14.1 | 60.0 ± 14.1 | 60.0 ± 14.1 | 60.0 ± 14.1 |" in text
@@ -207,16 +275,10 @@ def test_the_local_measure_has_its_own_tables_and_curves(tmp_path: Path) -> None
     study = Study.of({"methods": ["fedavg", "solo"], "measure": "local", "seeds": 3})
     with Folder(tmp_path) as folder:
         for job in study.jobs():
-            write_run(folder, job, [0.2, 0.3], 1)
-            path = folder.run(job)
-            summary = json.loads((path / "summary.json").read_text())
-            local = {"mean": 0.8 if job.label == "solo" else 0.6, "min": 0.4, "max": 0.9}
-            summary |= {"local_accuracy": local, "common_accuracy": {"mean": 0.5, "min": 0.45, "max": 0.55}}
-            (path / "summary.json").write_text(json.dumps(summary))
-            rounds = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
-            rounds[-1]["bench"] = {"local": local}
-            rounds[-1]["notes"] = [{"node": "0", "step": "choose", "note": {"uncertainty": 0.25, "chosen": 3}}]
-            (path / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rounds))
+            local = Spread(0.8 if job.label == "solo" else 0.6, 0.1, 0.4, 0.9, 0.4)
+            common = Spread(0.5, 0.1, 0.45, 0.55, 0.45)
+            over = {"local_accuracy": local, "common_accuracy": common}
+            write_run(folder, job, [0.2, 0.3], 1, summary=over, end={"bench": {"local": local}})
         results = gather(study, folder, study.jobs())
     text = markdown(results)
     assert "local accuracy in %" in text
@@ -224,26 +286,23 @@ def test_the_local_measure_has_its_own_tables_and_curves(tmp_path: Path) -> None
     solo = list(csv.DictReader(io.StringIO(comma_separated(results))))[1]
     assert float(solo["local_difference"]) == pytest.approx(0.2)
     assert float(solo["local_min_client"]) == pytest.approx(0.4)
-    names = {p.name for p in draw(results, tmp_path / "figures")}
-    assert {"curves-local", "curves-uncertainty", "curves-chosen"} <= names
+    assert "curves-local" in {figure.kind for figure in draw(results, tmp_path / "figures")}
 
 
-def test_the_density_phase_has_a_curve(tmp_path: Path) -> None:
+def test_every_series_that_a_method_records_has_a_figure(tmp_path: Path) -> None:
+    """The study knows no method's names: whatever is recorded is averaged over nodes and drawn."""
     study = Study.of({"methods": ["fedavg", "feddisk"], "seeds": 1, "experiment": {"data": "digits"}})
     folder = Folder(tmp_path)
+    setup = [Point("my loss", "server", 0, 9.0), Point("my loss", "a", 1, 4.0), Point("my loss", "b", 1, 6.0)]
     for job in study.jobs():
-        write_run(folder, job, [0.5], 1)
-    path = folder.run(study.jobs()[1]) / "rounds.jsonl"
-    first, *rest = path.read_text().splitlines()
-    said = [
-        {"density_round": 0, "nll": 9.0},
-        {"density_round": 1, "nll": 4.0},
-        {"density_round": 1, "nll": 6.0},
-        "words",
-    ]
-    notes = [{"node": "server", "step": "merge", "note": note} for note in said]
-    path.write_text("\n".join([json.dumps({**json.loads(first), "notes": notes}), *rest]) + "\n")
+        mine = job.label == "feddisk"
+        later = [Point("size of a list", "a", 1, 3.0)] if mine else []
+        write_run(folder, job, [0.5], 1, first={"series": setup if mine else []}, end={"series": later})
     results = gather(study, folder, study.jobs())
-    fedavg, feddisk = (line.runs[0].curves["density"] for line in results.cells[0].lines)
-    assert (fedavg, feddisk) == ({}, {0: 9.0, 1: 5.0})
-    assert "curves-density" in [p.name for p in draw(results, tmp_path / "figures")]
+    fedavg, feddisk = (line.runs[0] for line in results.cells[0].lines)
+    assert (fedavg.series, feddisk.series["my loss"]) == ({}, {0: 9.0, 1: 5.0})
+    assert feddisk.setup_series == ["my loss"]
+    figures = {figure.kind: figure for figure in draw(results, tmp_path / "figures")}
+    assert figures["series-my-loss"].title == "my loss"
+    assert "round of the set-up phase" in figures["series-my-loss"].path.with_suffix(".svg").read_text()
+    assert "series-size-of-a-list" in figures

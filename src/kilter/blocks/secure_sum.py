@@ -85,12 +85,12 @@ class Scheme(ABC):
         for requester, request in box.items():
             members = self._members(node, requester, request)
             if not members:
-                node.notes.append("a request was not valid and is not answered")
+                node.notice("a request to contribute was not valid: it is not answered")
                 continue
             try:
                 shares = self.make_shares(node, {k: v.double() * request["sigma"] for k, v in model.items()}, members)
             except secret_sharing.Overflow as e:
-                node.notes.append(f"its model is not shared: {e}")
+                node.notice(f"its model is not shared: {e}")
                 continue
             scratch(node)["kept"][requester] = {"share": shares.pop(node.id), "list": members}
             for other, share in shares.items():
@@ -235,7 +235,7 @@ class Once(Ring):
                 for k, v in model.items()
             }
         except secret_sharing.Overflow as e:
-            node.notes.append(f"its model is not shared: {e}")
+            node.notice(f"its model is not shared: {e}")
             return Post()
         at = {peer: p for p, peer in enumerate(everyone)}
         return Post({peer: {k: shares[at[peer]] for k, shares in parts.items()} for peer in everyone})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,11 +76,12 @@ def _refuse_used(folder: Path) -> None:
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    rounds: Annotated[int, typer.Option(help="Extend the run to this many rounds in all.", show_default=False)] = 0,
     workers: Workers = "auto",
     runtime: RuntimeName = "simulation",
     ray_address: RayAddress = "",
 ) -> None:
-    """Resume a stopped run. The result is identical to an uninterrupted one."""
+    """Resume a stopped run, or extend a finished one. The result is identical to that of an uninterrupted run."""
     from kilter.experiment import Experiment
     from kilter.records.run_folder import Store
     from kilter.report.result import result_table
@@ -87,28 +89,37 @@ def resume(
     if not (folder / "experiment.toml").is_file():
         raise Mistake(f"'{folder}' is not a run folder: it has no experiment.toml.")
     experiment = Experiment.read(folder / "experiment.toml")
+    if rounds < 0:
+        raise Mistake(f"--rounds is the number of rounds in all, not {rounds}.")
+    if rounds:
+        experiment = replace(experiment, rounds=rounds)
     store = Store(folder)
-    if (folder / "summary.json").exists():
+    if (folder / "summary.json").exists() and not rounds:
         stdout.print(result_table(folder))
-        stdout.print("This run is finished.")
+        stdout.print("This run is finished. Extend it with --rounds.")
         return
     method, fed = experiment.build(worker_count(workers), ray_cluster(runtime, ray_address))
     with fed:
-        _run_to_the_end(experiment, method, fed, store)
+        _run_to_the_end(experiment, method, fed, store, extend=rounds > 0)
 
 
-def _run_to_the_end(experiment: Experiment, method: Method, fed: Runtime, store: Store) -> None:
+def _run_to_the_end(experiment: Experiment, method: Method, fed: Runtime, store: Store, extend: bool = False) -> None:
     """Run all rounds and show progress, or stop cleanly and say how to resume."""
+    from kilter.federate import NothingTrained
+    from kilter.records.run_folder import read_summary
     from kilter.report.progress import Progress
-    from kilter.report.result import show_result
+    from kilter.report.result import show_notices, show_result
     from kilter.runtimes.interrupts import stoppable
 
     try:
         with stoppable(), Progress(experiment.rounds, stdout) as progress:
-            experiment.run(method, fed, store, progress.see)
+            experiment.run(method, fed, store, progress.see, extend=extend)
     except KeyboardInterrupt:
         stderr.print(f"Stopped. Resume with: kilter resume {store.folder}")
         raise typer.Exit(130) from None
+    except NothingTrained:
+        show_notices(read_summary(store.folder), stderr)
+        raise
     except Mistake as e:
         raise Mistake(
             f"{e} (the run is in '{store.folder}'; `kilter resume {store.folder}` continues from its last checkpoint)"

@@ -6,12 +6,15 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kilter.commands.experiment_options import experiment_options, stdout, worker_count
+from kilter.commands.experiment_options import experiment_options, stdout
 from kilter.errors import Mistake, unknown
+
+if TYPE_CHECKING:
+    from kilter.study.grid import Study
 
 LISTS = ("data", "partition", "topology", "model")  # options that may name several, with commas
 Jobs = Annotated[str, typer.Option(help="runs at once; auto: one a core")]
@@ -99,27 +102,27 @@ def demo(
     carry_on(Study.read(Path(kilter.study.__file__).with_name("demo.toml")), Path(out), jobs)
 
 
-def carry_on(study: Any, path: Path, jobs: str) -> None:
-    """Run a study to its end, show its table, and say where its files are; or stop cleanly."""
+def carry_on(study: Study, path: Path, jobs: str) -> None:
+    """Run a study to its end, show its tables, and say where its files are; or stop cleanly."""
+    from kilter.report.study_page import publish
     from kilter.runtimes.autotune import cores
     from kilter.runtimes.interrupts import stoppable
+    from kilter.study.folder import Folder
     from kilter.study.pipeline import conduct
     from kilter.study.tables import show
 
-    if jobs != "auto":
-        whole(jobs, "--jobs", least=1)
-    chosen = worker_count(jobs)
-    at_once = cores() if chosen == "auto" else chosen
+    at_once = cores() if jobs == "auto" else whole(jobs, "--jobs", least=1)
     try:
-        with stoppable():
-            results = conduct(study, path, at_once, stdout, f"kilter {shlex.join(sys.argv[1:])}")
+        with stoppable(), Folder(path) as folder:
+            results = conduct(study, folder, at_once, stdout)
+            publish(results, path, f"kilter {shlex.join(sys.argv[1:])}")
     except KeyboardInterrupt:
-        stdout.print(f"Stopped. Nothing is lost in '{path}': the same command goes on from there.", markup=False)
+        stdout.print(f"Stopped. Nothing is lost in '{path}': repeat the command to resume.", markup=False)
         raise typer.Exit(130) from None
     show(results, stdout)
     stdout.print(f"\nFiles: {path} (results.md, table.md, table.csv, results.json, figures/, runs/)", markup=False)
     if results.failures:
-        stdout.print("Failed runs are tried again by the same command.", markup=False)
+        stdout.print("Repeat the command to try the failed runs again.", markup=False)
         raise typer.Exit(1)
 
 

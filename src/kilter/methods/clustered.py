@@ -61,12 +61,15 @@ class Clustered(Method):
         clusters = []
         for cluster in state["clusters"]:
             complete = all(i in replies for i in cluster["ids"])
-            may_split = complete and len(cluster["ids"]) > 2 and hub.round > self.warm
+            due = len(cluster["ids"]) > 2 and hub.round > self.warm
+            may_split = due and complete
+            if due and not complete:
+                hub.notice("a cluster could not split: not all of its clients replied")
             for ids in self.split(cluster, replies, longest) if may_split else [cluster["ids"]]:
                 present = [replies[i] for i in ids if i in replies]
                 clusters.append({"ids": ids, "w": average(present) if present else cluster["w"]})
         if len(clusters) > len(state["clusters"]):
-            hub.notes.append(f"{len(clusters)} clusters: " + " | ".join(" ".join(c["ids"]) for c in clusters))
+            hub.note(f"{len(clusters)} clusters: " + " | ".join(" ".join(c["ids"]) for c in clusters))
         return {"clusters": clusters, "longest": longest}
 
     def split(self, cluster: Cluster, replies: Mapping[str, Reply], longest: float) -> list[list[str]]:
@@ -87,6 +90,9 @@ class Clustered(Method):
 
     def model(self, state: State) -> None:
         return None
+
+    def never_happened(self, state: State) -> list[str]:
+        return [] if len(state["clusters"]) > 1 else ["the clusters never split: one model for all clients"]
 
     def personal(self, node: Node, state: State, x: Tensor) -> Tensor:
         return self.task.predict(model_of(state["clusters"], node.id), x)

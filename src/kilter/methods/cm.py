@@ -47,7 +47,7 @@ class CM(Method):
     @step
     def combine(self, hub: Node, state: list[Cluster], replies: Replies) -> list[Cluster]:
         regroup = hub.round > self.warm and not (self.once and hub.round > self.warm + 1)
-        groups = self.regroup(state, replies) if regroup else [c["ids"] for c in state]
+        groups = self.regroup(hub, state, replies) if regroup else [c["ids"] for c in state]
 
         def model(ids: list[str]) -> Params:
             present = [replies[i] for i in ids if i in replies]
@@ -55,12 +55,15 @@ class CM(Method):
 
         return [{"ids": ids, "w": model(ids)} for ids in groups]
 
-    def regroup(self, state: list[Cluster], replies: Replies) -> list[list[str]]:
+    def regroup(self, hub: Node, state: list[Cluster], replies: Replies) -> list[list[str]]:
         """Clients that replied, by cluster or alone; absent clients, grouped by their last cluster."""
         head = self.task.part("head")
         moves = torch.stack([vector(sub(pick(w, head), model_of(state, i))) for i, (w, _) in replies.items()])
         groups: dict[str, list[str]] = {}
-        for i, label in zip(replies, hdbscan(cosines(moves), self.size, self.samples), strict=True):
+        labels = hdbscan(cosines(moves), self.size, self.samples)
+        if max(labels) < 0:
+            hub.notice("no cluster was found: every client goes on alone")
+        for i, label in zip(replies, labels, strict=True):
             groups.setdefault(f"alone {i}" if label < 0 else f"cluster {label}", []).append(i)
         absent = [[i for i in c["ids"] if i not in replies] for c in state]
         return [*groups.values(), *(ids for ids in absent if ids)]
@@ -70,6 +73,9 @@ class CM(Method):
 
     def model(self, state: list[Cluster]) -> None:
         return None
+
+    def never_happened(self, state: list[Cluster]) -> list[str]:
+        return [] if len(state) > 1 else ["clients were never told apart: one model for all of them"]
 
     def personal(self, node: Node, state: list[Cluster], x: Tensor) -> Tensor:
         return self.task.predict(model_of(state, node.id), x)

@@ -97,7 +97,7 @@ class FedDisk(Method):
             return state
         nll = sum(n * v for _, n, v in replies.values()) / sum(n for _, n, _ in replies.values())
         better = nll < state["nll"]
-        hub.notes.append({"density_round": state["round"], "nll": nll})  # of the model that was sent
+        hub.record("validation loss of the density model", nll, at=state["round"])  # of the model that was sent
         return {
             "round": state["round"] + 1,
             "made": average((w, n) for w, n, _ in replies.values()),
@@ -111,7 +111,9 @@ class FedDisk(Method):
         """Phases 1a and 1c: train my own density model, and weight my rows by the ratio of the two models."""
         made, train, valid = self.made(node), node.data.train, node.data.valid
         first = made.init(node.seed)
-        w = first if w is None else w
+        if w is None:
+            node.notice("no density model of everyone was learnt: compares with the untrained one")
+            w = first
         own = w if self.start == "global" else first
         fits = math.ceil(self.own_epochs / self.density_epochs)
         own = yield from fit_until_stale(node, made, own, self.plan(), train, valid, fits, self.density_patience)
@@ -131,7 +133,7 @@ class FedDisk(Method):
             a = weights_by_classifier(probability, self.rule, self.delta)
         is_ratio = self.rule in ("llr", "dre", "odds")
         node.state["weight"] = a = normalised(a, self.a_min, self.a_max) if is_ratio else normalised(a)
-        node.notes.append(f"weights by {self.rule}: effective sample size {effective_size(a):.1f} of {len(a)}")
+        node.note(f"weights by {self.rule}: effective sample size {effective_size(a):.1f} of {len(a)}")
 
     @step
     def forget(self, hub: Node, state: dict[str, Any], replies: Replies) -> None:
@@ -145,7 +147,7 @@ class FedDisk(Method):
         """Phase 2."""
         n = len(node.data.train)
         if "weight" not in node.state:
-            node.notes.append("missed the density phase: trains with weights of one")
+            node.notice("missed the density phase: trains with weights of one")
         w = yield node.fit(self.loss, w, self.local, weight=node.state.get("weight", torch.ones(n)))
         return w, n
 

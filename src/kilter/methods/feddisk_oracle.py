@@ -53,7 +53,7 @@ class FedDiskOracle(Method):
         node.state["weight"] = a = normalised(
             weights_by_classifier(probability, "odds", self.delta), self.a_min, self.a_max
         )
-        node.notes.append(f"weights by raw data: effective sample size {effective_size(a):.1f} of {len(a)}")
+        node.note(f"weights by raw data: effective sample size {effective_size(a):.1f} of {len(a)}")
 
     def round(self, fed: Federation, state: Params) -> Params:
         return fed.pool(self.train, self.combine, state, to=fed.sample(self.cohort))
@@ -62,7 +62,7 @@ class FedDiskOracle(Method):
     def train(self, node: Node, w: Params) -> Generator[Fit, Params, tuple[Params, int]]:
         n = len(node.data.train)
         if "weight" not in node.state:
-            node.notes.append("has no weights: trains with weights of one")
+            node.notice("missed the weighing phase: trains with weights of one")
         w = yield node.fit(self.loss, w, self.local, weight=node.state.get("weight", torch.ones(n)))
         return w, n
 

@@ -18,6 +18,7 @@ from kilter.options import option
 from kilter.params import average
 
 NIL = 1e-12  # a sum of weights below this counts as zero
+REFUSED = "a label summary was refused: its client is left out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,10 @@ class FedEP(Method):
     @step
     def combine(self, hub: Node, w: Params, replies: Replies) -> Params:
         alpha = self.weigh(hub, {k: summary for k, (_, summary) in replies.items()})
-        return average((w_k, alpha[k]) for k, (w_k, _) in replies.items() if k in alpha) if alpha else w
+        if not alpha:
+            hub.notice("no client with a valid label summary replied: the model stays as it was")
+            return w
+        return average((w_k, alpha[k]) for k, (w_k, _) in replies.items() if k in alpha)
 
     def nothing(self, w: Params, node: str) -> None:
         """Nothing is sent with the request for a summary."""
@@ -105,18 +109,23 @@ class FedEP(Method):
             if k in known:
                 continue
             if reason := invalid_reason(summary, "counts" if self.label_model == "hist" else "theta", self.v_floor):
-                hub.notes.append(f"{k} is left out: its label summary is refused, {reason}")
+                hub.note(f"{k} is left out: its label summary is refused, {reason}")
+                hub.notice(REFUSED)
             else:
                 known[k] = summary
         classes = Counter(s["classes"] for s in known.values()).most_common(1)[0][0] if known else 0
         for k in [k for k, s in known.items() if s["classes"] != classes]:
-            hub.notes.append(f"{k} is left out: its label summary is refused, it has {known.pop(k)['classes']} classes")
+            hub.note(f"{k} is left out: its label summary is refused, it has {known.pop(k)['classes']} classes")
+            hub.notice(REFUSED)
         if known.keys() != before.keys():
             hub.state["known"] = known
             hub.state["alpha"] = dict(zip(known, self.alphas(list(known.values())).tolist(), strict=True))
         alpha = {k: hub.state["alpha"][k] for k in sent if k in known}
+        if sum(alpha.values()) > NIL or not alpha:
+            return alpha
         # `kl` gives no weight to typical nodes: if only such nodes replied, weight by rows.
-        return alpha if sum(alpha.values()) > NIL else {k: known[k]["rows"] for k in alpha}
+        hub.notice("all who replied have weight 0: averaged by numbers of rows")
+        return {k: known[k]["rows"] for k in alpha}
 
     def alphas(self, known: Sequence[Summary]) -> Floats:
         """alpha_k of these summaries."""

@@ -61,7 +61,9 @@ class FedMix(Method):
         w, means = state
         if means:
             node.state["means"] = means
-        rows, means = node.data.train, node.state.get("means") or self.mashed(node)  # its own if none arrived
+        if "means" not in node.state:
+            node.notice("received no means of others: mixes with its own")
+        rows, means = node.data.train, node.state.get("means") or self.mashed(node)
         drawn = torch.randint(len(means["x"]), (len(rows),), generator=node.rng)
         w = yield node.fit(self.loss, w, self.local, xbar=means["x"][drawn], ybar=means["y"][drawn])
         return w, len(rows)

@@ -79,6 +79,8 @@ class FedPCL(Method):
         r = self.encode(node, self.received(node, encoder), node.data.train["x"])
         # If letters were lost, the node still has prototypes of its own classes.
         mine, own, _ = consensus([self.prototypes(node, r)], self.task.head_shape()[0])
+        if bool((own & ~received["known"]).any()):
+            node.notice("nobody else knows one of its classes: uses its own prototype")
         centre, *sets = torch.where(
             received["known"][:, None], torch.stack([received["centre"], *received["sets"]]), mine
         )

@@ -80,7 +80,9 @@ class FedPDC(Method):
         assert hub.public is not None
         x, y = hub.public["x"], hub.public["y"]
         p = {i: float((self.task.predict(w, x).argmax(1) == y).double().mean()) for i, (w, _) in replies.items()}
-        hub.notes.append(f"scores on {len(y)} public rows: {min(p.values()):.3f} to {max(p.values()):.3f}")
+        hub.note(f"scores on {len(y)} public rows: {min(p.values()):.3f} to {max(p.values()):.3f}")
+        if not any(p.values()):
+            hub.notice("every model scores 0 on the public rows: averaged by numbers of rows")
         alpha = shares(list(p.values()), [n for _, n in replies.values()], self.size_aware)
         return average((w, a) for (w, _), a in zip(replies.values(), alpha, strict=True)), p
 
@@ -96,7 +98,7 @@ class FedPDC(Method):
         if self.correction == "public":
             public = node.public or ("public" in node.state and Rows.of(**node.state["public"]))
             if not public:
-                node.notes.append("missed the public rows: trains without correction")
+                node.notice("missed the public rows: trains without correction")
                 return torch.tensor(0.0), None
             return torch.tensor(lam), public.batch()
         if self.correction == "scale":

@@ -73,5 +73,8 @@ class FedRep(Method):
     def model(self, state: Params) -> None:
         return None
 
+    def depends_on_rounds(self) -> bool:
+        return self.finish
+
     def personal(self, node: Node, state: Params, x: Tensor) -> Tensor:
         return self.task.predict(self.whole(node, state), x)

@@ -102,6 +102,8 @@ class FedSBME(Method):
 
     @step
     def combine(self, hub: Node, state: State, replies: Replies) -> Generator[Fit, Params, State]:
+        if len(replies) < 2:
+            hub.notice("only one reply: the posterior has no spread")
         e = self.posterior_of(hub, state["theta"], list(replies.values()))
         theta = yield from self.learn(hub, e)
         return State(theta=theta, ensemble=e, lr=state["lr"])
@@ -164,6 +166,9 @@ class FedSBME(Method):
             "trained": lambda x: self.task.predict(state["theta"], x),
             "ensemble": lambda x: torch.log(ensemble.probabilities(self.task, e, Rows.of(x=x))),
         }
+
+    def depends_on_rounds(self) -> bool:
+        return self.lr_schedule != "constant"
 
     def shared(self, state: State) -> State:
         """Clients do not see the models of other clients."""

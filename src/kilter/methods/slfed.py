@@ -77,7 +77,7 @@ class SLFed(Method):
     def train(self, node: Node, _: None) -> Generator[Fit, Params, Post]:
         node.state["w"] = yield node.fit(self.loss, self.own(node), self.local)
         if "pictures" not in node.state:
-            node.notes.append("it has no pictures yet and judges nobody this round")
+            node.notice("has no synthetic pictures yet: judges nobody")
             return Post()
         scratch(node)["mine"] = self.counts(node, node.state["pictures"])
         letter = {"pictures": node.state["pictures"], "counts": scratch(node)["mine"]}
@@ -116,13 +116,14 @@ class SLFed(Method):
             known[c] = fuse_all([direct[c], *indirect] if c in direct else indirect)
         node.state["known"] = {c: tuple(o) for c, o in known.items()}
         if not known:
+            node.notice("has no opinion of any peer yet: keeps its own model")
             return Post()
         tau = threshold([o.u for o in known.values()])
         chosen = {c: quantised(o.s) for c, o in sorted(known.items()) if o.u <= tau and quantised(o.s) > 0}
-        uncertainty = sum(o.u for o in known.values()) / len(known)
-        node.notes.append({"known": len(known), "uncertainty": uncertainty, "chosen": len(chosen)})
+        node.record("mean uncertainty about known peers", sum(o.u for o in known.values()) / len(known))
+        node.record("peers asked", len(chosen))
         if len(chosen) < 2:
-            node.notes.append("fewer than two contributors: it keeps its own model, for one alone would be laid bare")
+            node.notice("fewer than two contributors: keeps its own model")  # one alone would be revealed
             return Post()
         scratch(node)["asked"] = chosen
         return self.scheme.request(node, chosen)
@@ -141,10 +142,10 @@ class SLFed(Method):
             return
         joined = self.scheme.join(node, box)
         if joined is None or shapes(joined[0]) != shapes(weights_and_means(node.state["w"])):
-            node.notes.append("shares were lost on the way: it keeps its own model this round")
+            node.notice("shares were lost: keeps its own model")
             return
         total, sigma = joined
-        node.notes.append({"listens": sigma})
+        node.listened(sigma)
         weight = 1 + sum(sigma.values())
         w: Params = node.state["w"]
         node.state["w"] = w | {k: ((w[k].double() + v) / weight).to(w[k].dtype) for k, v in total.items()}

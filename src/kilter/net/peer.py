@@ -203,7 +203,8 @@ class PeerRuntime(Runtime):
                     self.ledger.failed(i, str(mail.step), str(e))
         assert self._method is not None
         box, notes = checked({i: box[i] for i in self.ids if i in box}, self._method, mail.step, self.me)
-        self.ledger.notes += [{"node": self.me, "step": str(name), "note": text} for text in notes]
+        for why in notes:
+            self.ledger.refused_letter(self.me, str(name), why)
         return box
 
     def _is_gone(self, name: str) -> bool:

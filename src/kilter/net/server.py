@@ -31,7 +31,7 @@ from kilter.records import wire
 from kilter.runtimes.base import Runtime
 from kilter.runtimes.reply_spool import ReplySpool
 from kilter.runtimes.step_names import ADOPT, EVALUATE, StepKind, StepName
-from kilter.runtimes.step_runner import Absent, Done
+from kilter.runtimes.step_runner import Absent, Done, StepFailed
 
 log = logging.getLogger("kilter.net")
 
@@ -272,10 +272,10 @@ class ServerRuntime(Runtime):
         """Replies that pass every check and still cannot be combined cost a round, not the run."""
         try:
             return super().pool(train, combine, state, to, view)
-        except (ValueError, ArithmeticError, TypeError, LookupError, RuntimeError) as e:
+        except (StepFailed, ValueError, ArithmeticError, TypeError, LookupError, RuntimeError) as e:
             log.error("round %d, %s failed", self.round, combine.__name__, exc_info=e)
-            why = f"the replies cannot be combined ({type(e).__name__}): the state stays as it was"
-            self.ledger.failed(self.aggregator, combine.__name__, why)
+            why = f"the replies cannot be combined ({type(e.__cause__ or e).__name__}): the state stays as it was"
+            self.ledger.failed(self.aggregator, combine.__name__, why, "error")
             return state
 
     def _ask(self, name: StepName, messages: Mapping[str, Tree]) -> Call:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -23,6 +21,7 @@ from kilter.net.status import StatusBoard
 from kilter.net.terms import Terms, agree_on_data, describe
 from kilter.net.transport import Transport
 from kilter.records.run_folder import Store, write
+from kilter.records.types import Round
 from kilter.records.wire import Malformed
 from kilter.report.progress import Progress
 from kilter.report.result import show_result
@@ -202,8 +201,8 @@ def run_rounds(
     fed.wait()
     with Progress(experiment.rounds, out) as progress:
 
-        def watch(record: Mapping[str, Any]) -> None:
+        def watch(record: Round) -> None:
             board.see(record)
-            progress.see(dict(record))
+            progress.see(record)
 
         experiment.run(method, fed, store, watch, checkpoint_seconds=0.0)

@@ -34,6 +34,7 @@ from kilter.net.terms import Terms, describe, own_data
 from kilter.net.tls import Identity
 from kilter.records import wire
 from kilter.runtimes.base import fingerprint
+from kilter.runtimes.ledger import refuse_letter
 from kilter.runtimes.reply_checks import checked
 from kilter.runtimes.step_names import EVALUATE, StepKind
 from kilter.runtimes.step_runner import Done, RunningStep, resolve, run_step
@@ -266,9 +267,10 @@ class Site:
                     box[sender] = self.seal.open(letter, sender, order.cards, at)
                 except wire.Malformed as e:
                     log.warning("%s", e)
-                    node.notes.append(str(e))
-        box, notes = checked(box, self.method, written.step, self.name)
-        node.notes += notes
+                    refuse_letter(node, str(e))
+        box, refused = checked(box, self.method, written.step, self.name)
+        for why in refused:
+            refuse_letter(node, why)
         return box
 
     def _check_spread(self, message: Tree) -> None:
@@ -285,7 +287,7 @@ class Site:
         assert self.terms is not None
         if not self.terms.sealed or order.step == EVALUATE:
             return done
-        done = replace(done, notes=[note for note in done.notes if isinstance(note, str)])
+        done = replace(done, notes=[note for note in done.notes if isinstance(note, str) or "notice" in note])
         if not isinstance(done.reply, Post):
             return replace(done, kept=None)  # between peers, nobody sees what another node returns
         post = Post()

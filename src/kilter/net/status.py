@@ -12,6 +12,7 @@ from typing import Any
 from kilter.errors import Mistake
 from kilter.net.ports import cannot_listen, split_address
 from kilter.net.tls import is_loopback
+from kilter.records.types import Round
 from kilter.runtimes.base import Runtime
 
 MOST_REQUESTS = 8  # metrics requests that are answered at the same time; more are turned away
@@ -27,10 +28,10 @@ class StatusBoard:
         self.done = 0
         self.failures = 0
 
-    def see(self, record: Mapping[str, Any]) -> None:
+    def see(self, record: Round) -> None:
         """Another round is done."""
-        self.done = record["round"]
-        self.failures += len(record["failures"])
+        self.done = record.round
+        self.failures += len(record.failures)
 
     def read(self) -> dict[str, Any]:
         here, traffic, error = self.snapshot()

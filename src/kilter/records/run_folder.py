@@ -1,11 +1,11 @@
-"""A run folder: everything needed to read, repeat and resume a run. No file in it can be torn, none holds a pickle.
+"""A run folder: everything needed to read, repeat and resume a run. Every file is written whole or not at all.
 
 experiment.toml         what to run, with versions (written by the command line)
-rounds.jsonl            one line a round
-clients.json            every client's evaluation, at the last round and at the best
-summary.json            the result
-model.safetensors       the global model, names as in the module (last round)
-checkpoint.safetensors  where to go on; nodes/ID@ROUND.safetensors: what each node keeps, rewritten only when it changed
+rounds.jsonl            one `Round` a line
+clients.json            `Clients`: every client's evaluation, at the last round and at the best
+summary.json            `Summary`: the result
+model.safetensors       the global model of the last round, with the module's own names
+checkpoint.safetensors  where to resume; nodes/ID@ROUND.safetensors: each node's state, rewritten only when it changed
 """
 
 from __future__ import annotations
@@ -15,26 +15,24 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 from weakref import ReferenceType, ref
 
-from kilter.core import Tree
+from kilter.core import Params, Tree
 from kilter.errors import Mistake
 from kilter.records import checksums, wire
-
-try:
-    import fcntl
-except ModuleNotFoundError:  # Windows has no such lock: there, nothing stops two processes from using one folder
-    fcntl = None  # type: ignore[assignment]
+from kilter.records.codec import NewerFormat, Unreadable, from_json, from_tree, to_json, to_tree
+from kilter.records.lock import hold
+from kilter.records.types import Checkpoint, Clients, Round, Summary
 
 CHECKPOINT = "checkpoint.safetensors"
 
 
 def write(path: Path, data: bytes | str) -> None:
-    """All of it or nothing: written beside, synced, then renamed over."""
+    """Write a file whole or not at all: to a new file, synced, then renamed."""
     new = path.with_name(path.name + ".new")
     try:
         with open(new, "wb") as f:
@@ -49,7 +47,7 @@ def write(path: Path, data: bytes | str) -> None:
 
 
 def cannot_write(path: Path, e: OSError) -> Mistake:
-    """A disk that is full, or not ours: what is there stays whole."""
+    """What to raise when a file cannot be written."""
     if e.errno in (errno.ENOSPC, errno.EDQUOT):
         return Mistake(
             f"The disk is full: '{path}' could not be written. Free some space, then resume the run; nothing is lost."
@@ -57,8 +55,19 @@ def cannot_write(path: Path, e: OSError) -> Mistake:
     return Mistake(f"'{path}' could not be written: {e.strerror}.")
 
 
+@dataclass
+class Saved:
+    """The content of a checkpoint."""
+
+    at: Checkpoint
+    state: Tree
+    role: str  # who holds the aggregator's role (rotating)
+    experiment: dict[str, object] | None  # the settings it was written under, where known
+    nodes: dict[str, dict[str, Tree]]  # node states
+
+
 class Store:
-    """The folder of one run."""
+    """The folder of one run, locked against other processes."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -67,16 +76,11 @@ class Store:
             self._lock = open(self.folder / ".lock", "w")  # noqa: SIM115 - held as long as the store
         except OSError as e:
             raise cannot_write(self.folder, e) from None
-        try:
-            if fcntl is not None:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise Mistake(
-                f"Another process is working in '{self.folder}': wait for it, or choose another folder."
-            ) from None
+        if not hold(self._lock):
+            raise Mistake(f"Another process is working in '{self.folder}': wait for it, or choose another folder.")
         self._versions: dict[str, int] = {}
         self._sums: dict[str, str] = {}  # of the node files
-        if hasattr(os, "register_at_fork"):  # a worker may outlive us and must not hold the lock
+        if hasattr(os, "register_at_fork"):  # a worker that outlives us must not hold the lock
             os.register_at_fork(after_in_child=partial(_close, ref(self)))
 
     def close(self) -> None:
@@ -87,22 +91,26 @@ class Store:
 
     # Rounds ---------------------------------------------------------------------------------------------------------
 
-    def append(self, record: Mapping[str, Any]) -> None:
-        """One more line of rounds.jsonl."""
+    def append(self, record: Round) -> None:
+        """Add a line to rounds.jsonl."""
         try:
             with open(self.path("rounds.jsonl"), "a") as f:
-                f.write(json.dumps(record) + "\n")
+                f.write(to_json(record) + "\n")
         except OSError as e:
             raise cannot_write(self.path("rounds.jsonl"), e) from None
 
-    def rounds(self) -> list[dict[str, Any]]:
-        """The whole lines of rounds.jsonl; a torn last one does not count."""
+    def rounds(self) -> list[Round]:
+        """The rounds on record."""
         return read_rounds(self.folder)
 
-    def rewind(self, upto: int) -> list[dict[str, Any]]:
-        """Forget the rounds after this one: they will be run again."""
-        kept = [r for r in self.rounds() if r["round"] <= upto]
-        write(self.path("rounds.jsonl"), "".join(json.dumps(r) + "\n" for r in kept))
+    def rewrite(self, rounds: Iterable[Round]) -> None:
+        """Replace rounds.jsonl."""
+        write(self.path("rounds.jsonl"), "".join(to_json(record) + "\n" for record in rounds))
+
+    def rewind(self, upto: int) -> list[Round]:
+        """Remove the rounds after this one, which will be run again; the rounds that remain."""
+        kept = [record for record in self.rounds() if record.round <= upto]
+        self.rewrite(kept)
         return kept
 
     # Checkpoints ----------------------------------------------------------------------------------------------------
@@ -110,39 +118,54 @@ class Store:
     def _node(self, name: str, version: int) -> Path:
         return self.path("nodes") / f"{quote(name, safe='')}@{version}.safetensors"
 
-    def save(self, round: int, progress: Tree, states: Mapping[str, Tree], changed: Iterable[str]) -> None:
-        """Node states that changed, then the file that makes them count, then away with the old ones."""
+    def save(self, saved: Saved, changed: Iterable[str], rounds_follow: bool = False) -> None:
+        """Write the node states that changed, then the checkpoint that refers to them, then delete the old ones.
+
+        With `rounds_follow`, rounds.jsonl may change before the next checkpoint, so its checksum is left out.
+        """
         versions, sums = dict(self._versions), dict(self._sums)
         for name in changed:
-            data = wire.encode(states[name])
-            write(self._node(name, round), data)
-            versions[name], sums[name] = round, checksums.checksum(data)
-        saved = {"round": round, "nodes": versions, "checksums": sums, "rounds": self._rounds_sum()}
-        write(self.path(CHECKPOINT), wire.encode({**saved, "progress": progress}, checked=True))
+            data = wire.encode(saved.nodes[name])
+            write(self._node(name, saved.at.round), data)
+            versions[name], sums[name] = saved.at.round, checksums.checksum(data)
+        tree: dict[str, Tree] = {
+            "round": saved.at.round,
+            "nodes": versions,
+            "checksums": sums,
+            "progress": {"progress": to_tree(saved.at), "state": saved.state, "role": saved.role},
+            "experiment": saved.experiment,
+        }
+        if not rounds_follow:
+            tree["rounds"] = self._rounds_sum()
+        write(self.path(CHECKPOINT), wire.encode(tree, checked=True))
         self._versions, self._sums = versions, sums
         self._clean()
 
-    def load(self) -> tuple[int, Tree, dict[str, Tree]] | None:
-        """(round, progress, node states) of the last checkpoint, if there is one."""
+    def load(self) -> Saved | None:
+        """The last checkpoint, if there is one."""
         if not self.path(CHECKPOINT).exists():
             self._clean()
             return None
         try:
-            saved = wire.decode(self.path(CHECKPOINT).read_bytes())
-            if not isinstance(saved, dict):
+            tree = wire.decode(self.path(CHECKPOINT).read_bytes())
+            if not isinstance(tree, dict):
                 raise wire.Malformed("a checkpoint is a dict")
-            self._versions = saved["nodes"]
-            self._sums = dict(saved.get("checksums", {}))  # none in checkpoints of older runs
-            states = {name: self._load_node(name, v) for name, v in self._versions.items()}
-            if "rounds" in saved and saved["rounds"] != self._rounds_sum(saved["round"]):
+            self._versions = tree["nodes"]
+            self._sums = dict(tree.get("checksums", {}))  # none in checkpoints of older runs
+            nodes = {name: self._load_node(name, v) for name, v in self._versions.items()}
+            if "rounds" in tree and tree["rounds"] != self._rounds_sum(tree["round"]):
                 raise checksums.altered(self.path("rounds.jsonl"))
-            found = saved["round"], saved["progress"], states
-        except (wire.Malformed, OSError, LookupError, TypeError, AttributeError):
+            progress = tree["progress"]
+            at = from_tree(Checkpoint, progress["progress"])
+            saved = Saved(at, progress["state"], progress["role"], tree.get("experiment"), nodes)
+        except NewerFormat as e:
+            raise Mistake(f"The checkpoint in '{self.folder}' cannot be read: {e}.") from None
+        except (Unreadable, wire.Malformed, OSError, LookupError, TypeError, AttributeError):
             raise Mistake(
-                f"'{self.folder}' has a checkpoint that cannot be read: it is damaged or from something else."
+                f"'{self.folder}' has a checkpoint that cannot be read: it is damaged or from another program."
             ) from None
         self._clean()
-        return found
+        return saved
 
     def _load_node(self, name: str, version: int) -> Tree:
         path = self._node(name, version)
@@ -172,14 +195,26 @@ class Store:
 
     # Results --------------------------------------------------------------------------------------------------------
 
-    def finish(self, summary: Mapping[str, Any], clients: Mapping[str, Any]) -> None:
-        """The result; summary.json comes last and so says that the run is done."""
-        text = json.dumps(summary, indent=2) + "\n"
-        write(self.path("clients.json"), json.dumps(clients))
+    def save_model(self, model: Params, names: Mapping[str, str]) -> None:
+        """Write model.safetensors; `names` maps the module's names to ours."""
+        from safetensors.torch import save
+
+        plain = {theirs: model[ours].contiguous() for theirs, ours in names.items() if ours in model}
+        write(self.path("model.safetensors"), save(plain))
+
+    def finish(self, summary: Summary, clients: Clients) -> None:
+        """Write the result. summary.json comes last and so marks the run as finished."""
+        text = to_json(summary, indent=2) + "\n"
+        write(self.path("clients.json"), to_json(clients))
         sums = checksums.of_files(self.folder, ("rounds.jsonl", "clients.json", "model.safetensors"))
         sums["summary.json"] = checksums.checksum(text.encode())
         write(self.path(checksums.FILE), json.dumps(sums, indent=2) + "\n")
         write(self.path("summary.json"), text)
+
+    def reopen(self) -> None:
+        """Mark a finished run as unfinished."""
+        self.path("summary.json").unlink(missing_ok=True)
+        self.path(checksums.FILE).unlink(missing_ok=True)
 
 
 def _round_of(line: bytes) -> int | None:
@@ -192,20 +227,50 @@ def _round_of(line: bytes) -> int | None:
 
 
 def _close(store: ReferenceType[Store]) -> None:
-    found = store()
-    if found is not None:
-        found.close()
+    alive = store()
+    if alive is not None:
+        alive.close()
 
 
-def read_rounds(folder: Path) -> list[dict[str, Any]]:
-    """The whole lines of a run's rounds.jsonl."""
+# Reading a folder that another process may hold ---------------------------------------------------------------------
+
+
+def read_rounds(folder: Path) -> list[Round]:
+    """The whole lines of a run's rounds.jsonl; an incomplete last line does not count."""
     path = folder / "rounds.jsonl"
     data = path.read_bytes() if path.exists() else b""
     checksums.verify(folder, path.name, data)
-    found: list[dict[str, Any]] = []
+    rounds: list[Round] = []
     for line in data.decode(errors="replace").splitlines():
         try:
-            found.append(json.loads(line))
-        except ValueError:
+            rounds.append(from_json(Round, line))
+        except NewerFormat as e:
+            raise Mistake(f"'{path}' cannot be read: {e}.") from None
+        except Unreadable:
             break
-    return found
+    return rounds
+
+
+def _verified(folder: Path, name: str) -> bytes:
+    """The content of a file, which must be as the run wrote it."""
+    data = (folder / name).read_bytes()
+    checksums.verify(folder, name, data)
+    return data
+
+
+def read_summary(folder: Path) -> Summary:
+    """A run's summary.json."""
+    try:
+        return from_json(Summary, _verified(folder, "summary.json"))
+    except OSError:
+        raise Mistake(f"'{folder}' holds no finished run: it has no summary.json.") from None
+    except Unreadable as e:
+        raise Mistake(f"'{folder}' holds a summary.json that cannot be read: {e}.") from None
+
+
+def read_clients(folder: Path) -> Clients:
+    """A run's clients.json."""
+    try:
+        return from_json(Clients, _verified(folder, "clients.json"))
+    except (OSError, Unreadable):
+        raise Mistake(f"'{folder}' is damaged: its clients.json is missing or cannot be read.") from None

@@ -75,7 +75,7 @@ def census(split: Split, epsilon: float = 0.0) -> tuple[Skew, NDArray[np.int64],
     with Simulation(clients) as fed:
         fed.bind(asked)
         replies = asked.setup(fed)
-        spent = fed.ledger.close()["bytes_up"]
+        spent = fed.ledger.close().bytes_up
     table = np.stack([counts.numpy() for counts in replies.values()])
     if not table.sum():
         raise Mistake(f"Noise of epsilon {epsilon:g} has drowned every count: ask for a larger epsilon.")

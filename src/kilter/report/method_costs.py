@@ -58,7 +58,7 @@ def _traffic(kind: type[Method], spec: str) -> tuple[int, int, int]:
                 fed.round = round
                 state = method.round(fed, state)
             record = fed.ledger.close()
-            sizes.append(record["bytes_up"] + record["bytes_down"])
+            sizes.append(record.bytes_up + record.bytes_down)
     return sizes[0], sizes[1], sizes[2]
 
 

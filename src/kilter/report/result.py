@@ -2,48 +2,54 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from kilter.errors import Mistake
-from kilter.records import checksums
-from kilter.report.progress import percent, size
+from kilter.records.display import percent, size
+from kilter.records.notices import describe
+from kilter.records.run_folder import read_summary
+from kilter.records.types import ClientModel, Evaluation, GlobalModel, Spread, Summary
 
-
-def read_summary(folder: Path) -> dict[str, Any]:
-    """A run's summary.json, or a Mistake."""
-    try:
-        data = (folder / "summary.json").read_bytes()
-        checksums.verify(folder, "summary.json", data)
-        found: dict[str, Any] = json.loads(data)
-    except (OSError, ValueError):
-        raise Mistake(f"'{folder}' holds no finished run: its summary.json is missing or damaged.") from None
-    return found
+GLOBAL_WORDS: dict[GlobalModel, str] = {
+    "global": "the global model",
+    "mean of personal models": "the mean over the clients' own models",
+}
+CLIENT_WORDS: dict[ClientModel, str] = {
+    "personal": "each client's own model on its own test rows",
+    "received": "the model a client received on its own test rows",
+}
 
 
 def show_result(folder: Path, console: Console) -> None:
-    """The table, the pictures of who listens to whom where peers choose, and where the files are."""
+    """Print the result of a run, what did not happen in it, and where its files are."""
     from kilter.report.trust import draw
 
     console.print(result_table(folder))
-    if made := draw(folder):
-        console.print(f"Who listens to whom: {', '.join(map(str, made))}", soft_wrap=True)
+    show_notices(read_summary(folder), console)
+    if paths := draw(folder):
+        console.print(f"Who listens to whom: {', '.join(map(str, paths))}", soft_wrap=True)
     console.print(f"Files: {folder}")
 
 
+def show_notices(summary: Summary, console: Console) -> None:
+    """Print what did not happen as intended."""
+    if summary.notices:
+        console.print("Not as intended (details: rounds.jsonl):", style="bold")
+        for notice in summary.notices:
+            console.print(f"  {describe(notice)}", markup=False, soft_wrap=True)
+
+
 def _workers(shared: Mapping[str, int]) -> str:
-    """How many processes trained, by what `--workers auto` found or was told."""
-    found = sorted(set(shared.values()))
-    return f" on {found[-1]} worker{'s' * (found[-1] > 1)}" if found else ""
+    """How many processes trained."""
+    counts = sorted(set(shared.values()))
+    return f" on {counts[-1]} worker{'s' * (counts[-1] > 1)}" if counts else ""
 
 
-def _phases(seconds: dict[str, float]) -> str:
-    """What each phase of training took.
+def _phases(seconds: Mapping[str, float]) -> str:
+    """The seconds of each phase of training.
 
     >>> _phases({"paint": 1.25, "train": 3.0})
     'paint 1.2 s, train 3.0 s'
@@ -51,40 +57,51 @@ def _phases(seconds: dict[str, float]) -> str:
     return ", ".join(f"{step} {s:.1f} s" for step, s in seconds.items())
 
 
+def _spread(over: Spread | None) -> list[str]:
+    if over is None:
+        return ["-"] * 5
+    return [percent(v) for v in (over.mean, over.std, over.min, over.max, over.worst_decile)]
+
+
 def result_table(folder: Path) -> Table:
-    """What came out, last and best round by their names."""
-    s = read_summary(folder)
+    """The last and the best round of a finished run."""
+    summary = read_summary(folder)
     table = Table(
-        title=f"{s['method']}, {s['rounds']} rounds, seed {s['seed']}",
+        title=f"{summary.method}, {summary.rounds} rounds, seed {summary.seed}",
         title_justify="left",
         box=None,
         header_style="bold",
     )
     for heading in ("", "round", "global", "clients: mean", "std", "min", "max", "worst tenth"):
         table.add_column(heading, justify="left" if not heading else "right")
-    parts = ("mean", "std", "min", "max", "worst_decile")
-    local = False
-    for name, part in (("last round", s["last"]), ("best on validation", s["best"])):
-        if "round" in part:
-            c = part["client_accuracy"] or {}
-            spread = [percent(c.get(k)) for k in parts]
-            table.add_row(name, str(part["round"]), percent(part["global_accuracy"]), *spread)
-            for which, over in part.get("bench", {}).items():
-                if which == "local" or over["min"] < over["max"]:  # one model for all is the same everywhere
-                    table.add_row(f"  {which}", "", "", *[percent(over[k]) for k in parts])
-                    local |= which == "local"
-            for which, found in part.get("variants", {}).items():
-                table.add_row(f"  {which}", "", percent(found.get("accuracy")), *[""] * 5)
-    table.caption = (
-        f"global: {s['global_is']} on the common test set; clients: {s['client_is']}.\n"
-        + (
-            "local, common: its model on the common test set, with classes weighed as in its own rows, and as they are.\n"
-            if local
-            else ""
-        )
-        + f"Traffic {size(s['bytes_up'])} up, {size(s['bytes_down'])} down; {s['seconds']:.1f} s{_workers(s.get('workers', {}))}"
-        + (f", training {_phases(s['fit_seconds'])}" if len(s.get("fit_seconds", {})) > 1 else "")
-        + (f"; {s['failures']} failed calls (see rounds.jsonl)" if s["failures"] else "")
-    )
+    _add_rows(table, "last round", summary.last)
+    if summary.best:
+        _add_rows(table, "best on validation", summary.best)
+    table.caption = _caption(summary)
     table.caption_justify = "left"
     return table
+
+
+def _add_rows(table: Table, name: str, evaluation: Evaluation) -> None:
+    table.add_row(
+        name, str(evaluation.round), percent(evaluation.global_accuracy), *_spread(evaluation.client_accuracy)
+    )
+    for part, over in evaluation.bench.items():
+        if part == "local" or over.min < over.max:  # with one model for all, `common` is the same at every client
+            table.add_row(f"  {part}", "", "", *_spread(over))
+    for variant, scores in evaluation.variants.items():
+        table.add_row(f"  {variant}", "", percent(scores.metrics.get("accuracy")), *[""] * 5)
+
+
+def _caption(summary: Summary) -> str:
+    lines = [
+        f"global: {GLOBAL_WORDS[summary.global_model]} on the common test set; clients: {CLIENT_WORDS[summary.client_model]}."
+    ]
+    if any("local" in e.bench for e in (summary.last, summary.best) if e):
+        lines.append(
+            "local, common: the client's model on the common test set, with classes weighted as in its own rows, and unweighted."
+        )
+    traffic = f"Traffic {size(summary.bytes_up)} up, {size(summary.bytes_down)} down; {summary.seconds:.1f} s"
+    phases = f", training {_phases(summary.fit_seconds)}" if len(summary.fit_seconds) > 1 else ""
+    failed = f"; {summary.failures} failed calls (see rounds.jsonl)" if summary.failures else ""
+    return "\n".join([*lines, f"{traffic}{_workers(summary.workers)}{phases}{failed}"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
+from kilter.study.grid import slug
 from kilter.study.results import CellResult, Line, Results
 
 Axes = Any  # matplotlib has no types
@@ -21,15 +23,19 @@ COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#5
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 PAGE = 6  # cells on one figure
 TEXT = {"global": "global accuracy (%)", "client": "mean client accuracy (%)", "local": "mean local accuracy (%)"}
-MORE = {  # drawn where runs have them
-    "uncertainty": "mean uncertainty about known peers",  # see report.trust
-    "chosen": "peers asked (list size)",
-    "density": "validation loss of the density model",
-}
 
 
-def draw(results: Results, folder: Path) -> list[Path]:
-    """All figures of a study into a folder; their paths without suffix."""
+@dataclass(frozen=True)
+class StudyFigure:
+    """A figure on disk."""
+
+    path: Path  # without suffix
+    kind: str
+    title: str = ""  # of a series: its name
+
+
+def draw(results: Results, folder: Path) -> list[StudyFigure]:
+    """Draw all figures of a study into a folder."""
     cells = [c for c in results.cells if any(line.runs for line in c.lines)]
     kinds: list[tuple[str, Callable[[Results, CellResult, Axes], None]]] = [
         ("curves-global", lambda r, c, a: curves(r, c, a, "global")),
@@ -38,17 +44,22 @@ def draw(results: Results, folder: Path) -> list[Path]:
         ("bytes", against_bytes),
         ("clients", boxes),
     ]
-    for name in MORE:
-        if any(r.curves.get(name) for c in cells for line in c.lines for r in line.runs):
-            kinds.append((f"curves-{name}", lambda r, c, a, name=name: curves(r, c, a, name)))  # type: ignore[misc]
-    made = []
+    for name in _series_names(cells):
+        kinds.append((f"series-{slug(name)}", lambda r, c, a, name=name: series(r, c, a, name)))  # type: ignore[misc]
+    figures = []
+    titles = {f"series-{slug(name)}": name for name in _series_names(cells)}
     folder.mkdir(parents=True, exist_ok=True)
     for name, panel in kinds:
         for page, some in enumerate(_pages(cells), start=1):
             path = folder / (name if page == 1 else f"{name}-{page}")
             _figure(results, some, panel, path, legend=name != "clients")
-            made.append(path)
-    return made
+            figures.append(StudyFigure(path, name, titles.get(name, "")))
+    return figures
+
+
+def _series_names(cells: Sequence[CellResult]) -> list[str]:
+    """The series that any run recorded."""
+    return list(dict.fromkeys(name for c in cells for line in c.lines for r in line.runs for name in r.series))
 
 
 def _pages(cells: Sequence[CellResult]) -> Iterator[Sequence[CellResult]]:
@@ -107,29 +118,51 @@ def _figure(
             figure.savefig(path.with_name(path.name + suffix), metadata={"Date": None} if suffix == ".svg" else None)
 
 
-def _bands(line: Line, measure: str) -> tuple[list[int], np.ndarray[Any, Any], np.ndarray[Any, Any]] | None:
-    """Rounds every seed evaluated, mean and standard deviation there, in per cent."""
-    found = [r.curves[measure] for r in line.runs if r.curves.get(measure)]
-    if not found:
+Band = tuple[list[int], np.ndarray[Any, Any], np.ndarray[Any, Any]]
+
+
+def _accuracy_band(line: Line, measure: str) -> Band | None:
+    """An accuracy over the seeds, in per cent."""
+    band = _band([r.curves[measure] for r in line.runs if r.curves.get(measure)])
+    return None if band is None else (band[0], 100 * band[1], 100 * band[2])
+
+
+def _band(curves: Sequence[Mapping[int, float]]) -> Band | None:
+    """The rounds that all curves have; mean and standard deviation there."""
+    if not curves:
         return None
-    rounds = sorted(set.intersection(*map(set, found)))
-    table = (1 if measure in MORE else 100) * np.array([[c[t] for t in rounds] for c in found])
-    std = table.std(axis=0, ddof=1) if len(found) > 1 else np.zeros(len(rounds))
+    rounds = sorted(set.intersection(*map(set, curves)))
+    table = np.array([[c[t] for t in rounds] for c in curves])
+    std = table.std(axis=0, ddof=1) if len(curves) > 1 else np.zeros(len(rounds))
     return rounds, table.mean(axis=0), std
 
 
 def curves(results: Results, cell: CellResult, axes: Axes, measure: str) -> None:
-    """Mean over seeds by round; the band is one standard deviation each way."""
+    """Mean accuracy over seeds by round; the band is one standard deviation each way."""
     for line in cell.lines:
-        if (found := _bands(line, measure)) is None:
-            continue
-        rounds, mean, std = found
-        look = style(results, line.label)
-        axes.fill_between(rounds, mean - std, mean + std, color=look["color"], alpha=0.13, linewidth=0)
-        axes.plot(rounds, mean, label=line.label, linewidth=1.6, marker="o" if len(rounds) == 1 else None, **look)
-    axes.set_xlabel("density round" if measure == "density" else "round")
-    axes.set_ylabel(MORE.get(measure) or TEXT[measure])
+        _draw_band(axes, _accuracy_band(line, measure), style(results, line.label), line.label)
+    axes.set_xlabel("round")
+    axes.set_ylabel(TEXT[measure])
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+
+
+def series(results: Results, cell: CellResult, axes: Axes, name: str) -> None:
+    """A series that a method records: mean over seeds; the band is one standard deviation each way."""
+    for line in cell.lines:
+        band = _band([r.series[name] for r in line.runs if name in r.series])
+        _draw_band(axes, band, style(results, line.label), line.label)
+    in_setup = any(name in r.setup_series for line in cell.lines for r in line.runs)
+    axes.set_xlabel("round of the set-up phase" if in_setup else "round")
+    axes.set_ylabel(name)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+
+
+def _draw_band(axes: Axes, band: Band | None, look: dict[str, Any], label: str) -> None:
+    if band is None:
+        return
+    rounds, mean, std = band
+    axes.fill_between(rounds, mean - std, mean + std, color=look["color"], alpha=0.13, linewidth=0)
+    axes.plot(rounds, mean, label=label, linewidth=1.6, marker="o" if len(rounds) == 1 else None, **look)
 
 
 def against_bytes(results: Results, cell: CellResult, axes: Axes) -> None:
@@ -137,9 +170,9 @@ def against_bytes(results: Results, cell: CellResult, axes: Axes) -> None:
     measure = results.study.measure
     silent: list[tuple[float, dict[str, Any], str]] = []
     for line in cell.lines:
-        if (found := _bands(line, measure)) is None:
+        if (band := _accuracy_band(line, measure)) is None:
             continue
-        rounds, mean, std = found
+        rounds, mean, std = band
         look = style(results, line.label)
         sent = np.mean([[sum(n for r, n in run.spent.items() if r <= t) for t in rounds] for run in line.runs], axis=0)
         if not sent.any():

@@ -1,12 +1,11 @@
-"""Who listens to whom, from what a run records: a graph, a matrix by round, and uncertainty and list size by round.
+"""Who listens to whom in a run: a graph, a matrix for some rounds, and the series that the method records.
 
-Any method's run has these pictures whose steps leave notes with `listens`: {peer: weight}, how much of others' models a node took
-besides its own, which weighs 1. Notes with `uncertainty` (mean over whom it knows) and `chosen` (how many it asked) give curves.
+A run has these figures if its method calls `node.listened({peer: weight})`: how much of others' models a node took besides its
+own, which has weight 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,80 +18,63 @@ from kilter.errors import Mistake
 from kilter.records.run_folder import read_rounds
 
 PANELS = 8  # rounds shown as matrices
-STRONGEST = 3  # whom a peer listens to most: the arrows of the graph
-CURVES = ("uncertainty", "chosen")
+STRONGEST = 3  # the peers a node listens to most: the arrows of the graph
 Axes = Any  # matplotlib has no types
 
 
 @dataclass(frozen=True)
 class Trust:
-    """What a run's notes say."""
+    """Who listened to whom, by round."""
 
     ids: list[str]
-    shares: dict[
-        int, NDArray[np.float64]
-    ]  # by round: (listener, source) -> share of the listener's new model, diagonal 0
-    curves: dict[str, dict[int, list[float]]]  # by name and round: one value a peer
-
-
-def tables(record: Mapping[str, Any]) -> Iterable[tuple[str, dict[str, Any]]]:
-    """(node, table) of a round's notes that are tables, not sentences."""
-    return ((n["node"], n["note"]) for n in record.get("notes", []) if isinstance(n["note"], dict))
-
-
-def by_round(rounds: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, list[float]]]:
-    """Uncertainty and list size of every peer, by round."""
-    found: dict[str, dict[int, list[float]]] = {name: {} for name in CURVES}
-    for record in rounds:
-        for _, table in tables(record):
-            for name in CURVES:
-                if name in table:
-                    found[name].setdefault(record["round"], []).append(float(table[name]))
-    return found
+    shares: dict[int, NDArray[np.float64]]  # by round: (listener, source) -> share of the listener's model, diagonal 0
+    series: dict[str, dict[int, list[float]]]  # by name and round: one value for each peer
 
 
 def read(folder: Path) -> Trust | None:
     """From a run folder; None if nobody listened to anybody."""
-    rounds = [r for r in read_rounds(folder) if r["round"] > 0]
-    heard = {r["round"]: {node: t["listens"] for node, t in tables(r) if "listens" in t} for r in rounds}
-    if not any(heard.values()):
+    rounds = [record for record in read_rounds(folder) if record.round > 0]
+    if not any(record.listens for record in rounds):
         return None
-    ids = {i for r in rounds for i in r["participants"]}
-    ids |= {i for some in heard.values() for node, listens in some.items() for i in (node, *listens)}
+    ids = {i for record in rounds for i in record.participants}
+    ids |= {i for record in rounds for node, weights in record.listens.items() for i in (node, *weights)}
     order = sorted(ids)
     at = {name: k for k, name in enumerate(order)}
     shares = {}
-    for t, some in heard.items():
-        shares[t] = np.zeros((len(order), len(order)))
-        for node, listens in some.items():
-            whole = 1 + sum(listens.values())
-            for source, weight in listens.items():
-                shares[t][at[node], at[source]] = weight / whole
-    return Trust(order, shares, by_round(rounds))
+    series: dict[str, dict[int, list[float]]] = {}
+    for record in rounds:
+        shares[record.round] = np.zeros((len(order), len(order)))
+        for node, weights in record.listens.items():
+            whole = 1 + sum(weights.values())
+            for source, weight in weights.items():
+                shares[record.round][at[node], at[source]] = weight / whole
+        for point in record.series:
+            series.setdefault(point.series, {}).setdefault(point.at, []).append(point.value)
+    return Trust(order, shares, series)
 
 
 def draw(folder: Path) -> list[Path]:
-    """The pictures into the run folder, PNG and SVG; the paths of the PNGs. None where the run has nothing to show."""
+    """Draw the figures into the run folder, as PNG and SVG; the paths of the PNGs. None if nobody listened to anybody."""
     from matplotlib import rc_context
 
-    found = read(folder)
-    if found is None:
+    trust = read(folder)
+    if trust is None:
         return []
     with rc_context({"font.size": 9, "axes.titlesize": 9.5, "svg.fonttype": "none", "svg.hashsalt": "kilter"}):
-        made = [_save(graph(found), folder / "trust-graph"), _save(matrices(found), folder / "trust-matrix")]
-        if any(found.curves.values()):
-            made.append(_save(curves(found), folder / "trust-rounds"))
-    return made
+        paths = [_save(graph(trust), folder / "trust-graph"), _save(matrices(trust), folder / "trust-matrix")]
+        if trust.series:
+            paths.append(_save(curves(trust), folder / "trust-rounds"))
+    return paths
 
 
 def draw_or_refuse(folder: Path) -> list[Path]:
-    """`draw`, for someone who asks for it."""
+    """Draw the figures; a Mistake if there is nothing to draw."""
     if not (folder / "rounds.jsonl").is_file():
         raise Mistake(f"'{folder}' is not a run folder: it has no rounds.jsonl.")
-    made = draw(folder)
-    if not made:
-        raise Mistake(f"In '{folder}' nobody chose whom to listen to: only methods such as slfed record that.")
-    return made
+    paths = draw(folder)
+    if not paths:
+        raise Mistake(f"The run in '{folder}' does not record who listens to whom: only methods such as slfed do.")
+    return paths
 
 
 def _new(width: float, height: float) -> Any:
@@ -194,22 +176,18 @@ def matrices(trust: Trust) -> Any:
 
 
 def curves(trust: Trust) -> Any:
-    """Mean over peers by round, the band from the least to the most."""
-    figure = _new(7.6, 2.9)
-    words = {"uncertainty": "mean uncertainty about known peers", "chosen": "peers asked (list size)"}
-    for axes, name in zip(figure.subplots(1, 2), CURVES, strict=True):
-        rounds = sorted(trust.curves[name])
-        values = [trust.curves[name][t] for t in rounds]
+    """Every recorded series: the mean over peers, the band from the smallest to the largest value."""
+    names = list(trust.series)
+    figure = _new(3.8 * len(names), 2.9)
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False).flat, names, strict=True):
+        rounds = sorted(trust.series[name])
+        values = [trust.series[name][t] for t in rounds]
         axes.fill_between(rounds, [min(v) for v in values], [max(v) for v in values], color="#0072B2", alpha=0.15, lw=0)
         axes.plot(rounds, [np.mean(v) for v in values], color="#0072B2", linewidth=1.6, marker="o", markersize=3)
         axes.set_xlabel("round")
-        axes.set_title(words[name], loc="left")
+        axes.set_title(name, loc="left")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(color="0.9", linewidth=0.6)
-        if name == "chosen":
-            half = (len(trust.ids) - 1) / 2
-            axes.axhline(half, color="0.4", linewidth=1, linestyle=(0, (4, 2)))
-            axes.annotate("half of the others", (rounds[-1], half), ha="right", va="bottom", fontsize=8, color="0.3")
-        axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
+        axes.set_ylim(min(0.0, axes.get_ylim()[0]), 1.12 * axes.get_ylim()[1])
     return figure

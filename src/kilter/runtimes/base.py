@@ -40,7 +40,7 @@ from kilter.runtimes.ledger import Ledger
 from kilter.runtimes.reply_checks import Shape, oversized
 from kilter.runtimes.robust import robust
 from kilter.runtimes.step_names import ADOPT, StepName
-from kilter.runtimes.step_runner import Done, run_step
+from kilter.runtimes.step_runner import Absent, Done, reason, run_step, step_failed
 from kilter.seeds import derive_each
 from kilter.topology import topology
 
@@ -126,11 +126,12 @@ class Runtime(Federation):
         with self.computing():
             (done,) = run_step(lambda node, _: step(node, *messages), [hub], [None])
         if done.error is not None:
-            raise done.error
+            raise step_failed(hub.step, "the aggregator", done.error)
         if fingerprint(hub.state) != before:
             self.changed.add(SERVER)
         self.ledger.fitted(hub.step, done.fits, done.seconds)
-        self.ledger.notes += [{"node": hub.id, "step": hub.step, "note": text} for text in done.notes]
+        for note in done.notes:
+            self.ledger.note(hub.id, hub.step, note)
         return done.reply
 
     def node(self, name: str, step: StepName, round: int, state: dict[str, Tree]) -> Node:
@@ -229,9 +230,9 @@ class Runtime(Federation):
         for node, d in done.items():
             self.ledger.fitted(name.step, d.fits, d.seconds)
             if d.error is not None:
-                self.ledger.failed(node, step, str(d.error))
+                self.ledger.failed(node, step, reason(d.error), "absent" if isinstance(d.error, Absent) else "error")
             elif (seen := d.seen or wire.facts(d.reply)).bad:
-                self.ledger.failed(node, step, f"its reply is not finite at {seen.bad}")
+                self.ledger.failed(node, step, f"its reply is not finite at {seen.bad}", "not finite")
             else:
                 replies[node] = d.kept
                 if not isinstance(d.kept, Post):
@@ -240,18 +241,20 @@ class Runtime(Federation):
                         shapes[node], norms[node] = seen.signature, seen.norm
                 if training:
                     self.ledger.participants[node] = None
-            self.ledger.notes += [{"node": node, "step": step, "note": text} for text in d.notes]
+            for note in d.notes:
+                self.ledger.note(node, step, note)
         if len(set(shapes.values())) > 1:
             usual = Counter(shapes.values()).most_common(1)[0][0]
             for node, shape in shapes.items():
                 if shape != usual:
-                    self.ledger.failed(
-                        node, step, f"its reply differs in shape from the others: {_difference(shape, usual)}"
-                    )
+                    why = f"its reply differs in shape from the others: {_difference(shape, usual)}"
+                    self.ledger.failed(node, step, why, "shape")
                     del replies[node], norms[node], self.ledger.participants[node]
         for node in oversized(norms):
-            self.ledger.failed(node, step, f"its reply is far too large: a norm of {norms[node]:.1e}")
+            why = f"its reply is far too large: a norm of {norms[node]:.1e}"
+            self.ledger.failed(node, step, why, "too large")
             del replies[node], self.ledger.participants[node]
+        self.ledger.replies += sum(map(_carries, replies.values())) if training else 0
         return replies, sizes
 
     def pool(
@@ -276,7 +279,8 @@ class Runtime(Federation):
         message = Each({i: view(state, i) for i in to}) if view else state
         replies = self.call(StepName(train.__name__), message, to, alike=getattr(train, "alike", True))
         if not replies:
-            self.ledger.failed(self.aggregator, combine.__name__, "no valid reply: the state is unchanged")
+            why = "no valid reply: the state is unchanged"
+            self.ledger.failed(self.aggregator, combine.__name__, why, "no replies")
             return state
         self.ledger.exchanges += any(reply is not None for reply in replies.values())
         return self.hub(combine, state, robust(replies, self.robust))
@@ -316,6 +320,11 @@ def fingerprint(state: Tree) -> Fingerprint:
     leaves = list(trees.leaves(state))
     marks = [(p, id(v), v._version) if isinstance(v, torch.Tensor) else (p, v) for p, v in leaves]
     return Fingerprint([*marks, trees.structure(state)], leaves)
+
+
+def _carries(reply: Tree | Unread) -> bool:
+    """Whether a reply carries anything."""
+    return bool(reply) if isinstance(reply, Post) else reply is not None
 
 
 def _difference(shape: Shape, usual: Shape) -> str:

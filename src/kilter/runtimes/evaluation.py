@@ -1,21 +1,41 @@
-"""How a method is examined, at every node and where there is a common test set. Never by training, tuning or weighing on it."""
+"""How models are evaluated: at every node on its own rows, and on the common test set. Nothing is trained or tuned here."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kilter.core import Method, Node, Rows, Tree
-from kilter.metrics import confusion, local_accuracy, per_class, recalls
+from kilter.metrics import Direction, confusion, local_accuracy, per_class, recalls
+from kilter.records.codec import Unreadable, read_report
+from kilter.records.types import ClientReport, Metrics, ModelScores, Spread
+from kilter.runtimes.ledger import Ledger
 
-GLIMPSE = 2000  # rows of the common test set on which every node's own model is looked at between rounds
-PART = 1000  # rows of it that a process looks at in one go
-GO = 16 << 20  # bytes of several nodes' own rows that are looked at in one go
+SAMPLE = 2000  # rows of the common test set that evaluate personal models between rounds
+PART = 1000  # rows of the common test set that one process predicts at a time
+NOT_FINITE = "a metric was not a finite number"
+BATCH_BYTES = 16 << 20  # bytes of several nodes' rows that are predicted together
+
+
+class ByClass(TypedDict):
+    """A classifier on the common test set: its accuracy, and that of each class (None for a class without rows)."""
+
+    accuracy: float
+    recalls: list[float | None]
+
+
+class Order(TypedDict):
+    """What nodes are sent to evaluate."""
+
+    state: Tree  # the shared state, or AtNodes where every node has its own
+    full: bool  # on all rows of the common test set, not a sample
+    seen: ByClass | None  # how the global model does there, where there is one
 
 
 def is_personal(method: Method) -> bool:
@@ -24,40 +44,43 @@ def is_personal(method: Method) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
-    """A request to measure a global model that was sent to all on one's rows, yielded by `examine`: nodes are answered together."""
+class EvaluationRequest:
+    """A request to measure a shared model on one node's rows. `examine` yields it; requests of many nodes run together."""
 
     method: Method
     state: Tree
     rows: Rows
 
 
-def looked(looks: Sequence[Look]) -> list[dict[str, float] | None]:
-    """The answers. Who is looked at with whom depends on who asks and what rows they hold, never on the number of processes."""
-    found: list[dict[str, float] | None] = []
-    for some, x in _batches(looks):
-        first = some[0]
+def evaluate_requests(requests: Sequence[EvaluationRequest]) -> list[dict[str, float] | None]:
+    """The metrics of each request. The grouping depends on the requests alone, never on the number of processes."""
+    metrics: list[dict[str, float] | None] = []
+    for group, x in _batches(requests):
+        first = group[0]
         outputs = first.method.predict(first.state, x)
-        y, sizes = torch.cat([look.rows["y"] for look in some]), [len(look.rows) for look in some]
-        found += [None] * len(some) if outputs is None else first.method.task.measure_each(outputs, y, sizes)
-    return found
+        if outputs is None:
+            metrics += [None] * len(group)
+            continue
+        y, sizes = torch.cat([request.rows["y"] for request in group]), [len(request.rows) for request in group]
+        metrics += first.method.task.measure_each(outputs, y, sizes)
+    return metrics
 
 
-def _batches(looks: Sequence[Look]) -> Iterator[tuple[list[Look], Tensor]]:
-    """Neighbours that look at one state, with the rows of all: at most GO bytes of them, or a single one's."""
-    some: list[Look] = []
+def _batches(requests: Sequence[EvaluationRequest]) -> Iterator[tuple[list[EvaluationRequest], Tensor]]:
+    """Consecutive requests about one state with all their rows: at most BATCH_BYTES of them, or a single request."""
+    group: list[EvaluationRequest] = []
     rows: list[Tensor] = []
     held = 0
-    for look in looks:
-        x = look.rows["x"]
-        if some and (look.state is not some[0].state or held + x.nbytes > GO):
-            yield some, _joined(rows)
-            some, rows, held = [], [], 0
-        some.append(look)
+    for request in requests:
+        x = request.rows["x"]
+        if group and (request.state is not group[0].state or held + x.nbytes > BATCH_BYTES):
+            yield group, _joined(rows)
+            group, rows, held = [], [], 0
+        group.append(request)
         rows.append(x)
         held += x.nbytes
-    if some:
-        yield some, _joined(rows)
+    if group:
+        yield group, _joined(rows)
 
 
 def _joined(rows: list[Tensor]) -> Tensor:
@@ -65,32 +88,30 @@ def _joined(rows: list[Tensor]) -> Tensor:
 
 
 def examine(
-    method: Method, node: Node, state: Tree, full: bool, alone: bool, seen: Mapping[str, Any] | None = None
-) -> Generator[Look, Any, dict[str, Any]]:
-    """What a node reports of the models it holds: metrics only.
+    method: Method, node: Node, state: Tree, full: bool, alone: bool, seen: ByClass | None = None
+) -> Generator[EvaluationRequest, dict[str, float] | None, dict[str, Tree]]:
+    """A node's report on the models it holds, with the fields of `ClientReport`: metrics only.
 
-    `test`, `valid`: the global model on my rows; `own_test`, `own_valid`: my own model on my rows; `own_bench`: my own model, or
-    under peers (`alone`) the state I keep, on the common test set (between rounds on a fixed choice of GLIMPSE rows).
-    `local`, `common`: accuracy on the common test set of the model I would use, its classes weighed by their shares among my
-    training rows, and as it is. `seen` has what the global model does there, so that not everyone must look again.
+    Under peers (`alone`) the state is the node's own. `seen` says how the global model does on the common test set, so that
+    not every node must predict it again.
     """
     task = method.task
     parts = {"test": node.data.test, "valid": node.data.valid}
-    report: dict[str, Any] = {"n_test": len(node.data.test), "n_valid": len(node.data.valid)}
+    report: dict[str, Tree] = {"n_test": len(node.data.test), "n_valid": len(node.data.valid)}
 
     def measured(outputs: Tensor | None, rows: Rows) -> dict[str, float] | None:
         return None if outputs is None else task.measure(outputs, rows["y"])
 
     for name, rows in parts.items():
         report[name] = None
-        if len(rows) and alone:  # by itself: whether some nodes keep one object depends on how states travelled
+        if len(rows) and alone:  # one by one: whether nodes share one state object depends on how states travelled
             report[name] = measured(method.predict(state, rows["x"]), rows)
         elif len(rows):
-            report[name] = yield Look(method, state, rows)
+            report[name] = yield EvaluationRequest(method, state, rows)
         if is_personal(method):
             report[f"own_{name}"] = measured(method.personal(node, state, rows["x"]), rows) if len(rows) else None
     if is_personal(method) or alone:
-        common = glimpse(node.bench, full)
+        common = sample_rows(node.bench, full)
         outputs = None
         if common is not None and len(common):
             x = common["x"]
@@ -100,11 +121,20 @@ def examine(
     if seen and len(node.data.train):
         counts = torch.bincount(node.data.train["y"], minlength=len(seen["recalls"])).tolist()
         report |= {"local": local_accuracy(seen["recalls"], counts), "common": seen["accuracy"]}
+    if replaced := [name for name, part in report.items() if isinstance(part, dict) and clear_non_finite(part)]:
+        node.notice(f"{NOT_FINITE} ({', '.join(replaced)})")
     return report
 
 
-def by_class(method: Method, outputs: Tensor, y: Tensor) -> dict[str, Any] | None:
-    """A classifier's accuracy on these rows, and on those of each class; None of other tasks."""
+def clear_non_finite(metrics: dict[str, Tree]) -> bool:
+    """Replace NaN and infinity by None; whether there were any."""
+    names = [name for name, value in metrics.items() if value is not None and not math.isfinite(value)]
+    metrics.update(dict.fromkeys(names))
+    return bool(names)
+
+
+def by_class(method: Method, outputs: Tensor, y: Tensor) -> ByClass | None:
+    """A classifier's accuracy on these rows, and on those of each class; None for other tasks."""
     if method.task.metrics is not None:
         return None
     counts = confusion(outputs, y)
@@ -112,66 +142,71 @@ def by_class(method: Method, outputs: Tensor, y: Tensor) -> dict[str, Any] | Non
 
 
 def parts(rows: Rows) -> int:
-    """In how many parts the common test set is looked at: the same ones whoever does it, and so are the numbers."""
+    """Into how many parts the common test set is divided. It never depends on who predicts them."""
     return max(1, -(-len(rows) // PART))
 
 
 def predict_part(method: Method, state: Tree, rows: Rows, part: int) -> Tensor | None:
-    """What the global model says of this part of the common test set."""
+    """The global model's outputs for one part of the common test set."""
     chosen = rows.take(torch.arange(part * PART, min((part + 1) * PART, len(rows))))
     return method.predict(state, chosen["x"])
 
 
-def examine_bench(
-    method: Method, outputs: Tensor | None, y: Tensor, full: bool
-) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The global model on the common test set, every class by itself when asked in full; and what nodes are told of it."""
-    return (None, None) if outputs is None else (judge(method, outputs, y, full), by_class(method, outputs, y))
+def score_variants(method: Method, state: Tree, rows: Rows, full: bool) -> dict[str, ModelScores]:
+    """The method's other results on the common test set, between rounds on a sample of its rows."""
+    variants = method.variants(state)
+    batch = (sample_rows(rows, full) or rows).batch() if variants else {}
+    return {name: score(method, predict(batch["x"]), batch["y"], full) for name, predict in variants.items()}
 
 
-def examine_variants(method: Method, state: Tree, rows: Rows, full: bool) -> dict[str, dict[str, Any]]:
-    """The method's other results on the common test set (between rounds on a fixed choice of GLIMPSE rows)."""
-    found = method.variants(state)
-    seen = (glimpse(rows, full) or rows).batch() if found else {}
-    return {name: judge(method, outputs(seen["x"]), seen["y"], full) for name, outputs in found.items()}
+def score(method: Method, outputs: Tensor, y: Tensor, full: bool) -> ModelScores:
+    """The task's metrics of these outputs; in full evaluations of a classifier also those of each class."""
+    metrics: Metrics = dict(method.task.measure(outputs, y))
+    if not full or method.task.metrics is not None:
+        return ModelScores(metrics)
+    counts = confusion(outputs, y)
+    return ModelScores(metrics, per_class(counts), counts.tolist())
 
 
-def judge(method: Method, outputs: Tensor, y: Tensor, full: bool) -> dict[str, Any]:
-    """The task's metrics; of a classifier also every class by itself when asked in full."""
-    found: dict[str, Any] = method.task.measure(outputs, y)
-    if full and method.task.metrics is None:
-        counts = confusion(outputs, y)
-        found |= {"per_class": per_class(counts), "confusion": counts.tolist()}
-    return found
-
-
-def glimpse(rows: Rows | None, full: bool) -> Rows | None:
-    """All rows, or a fixed choice of GLIMPSE of them."""
-    if rows is None or full or len(rows) <= GLIMPSE:
+def sample_rows(rows: Rows | None, full: bool) -> Rows | None:
+    """All rows, or SAMPLE of them, always the same."""
+    if rows is None or full or len(rows) <= SAMPLE:
         return rows
-    return rows.take(torch.linspace(0, len(rows) - 1, GLIMPSE).long())
+    return rows.take(torch.linspace(0, len(rows) - 1, SAMPLE).long())
 
 
-def spread(values: Sequence[float]) -> dict[str, float] | None:
-    """Over clients: mean, std, min, max and the mean of the worst tenth (at least one client).
+def read_reports(replies: Mapping[str, Tree], ledger: Ledger) -> dict[str, ClientReport]:
+    """Clients' replies as reports; a reply that is none goes on record as refused."""
+    reports: dict[str, ClientReport] = {}
+    for node, reply in replies.items():
+        try:
+            reports[node] = read_report(reply)
+        except Unreadable as e:
+            ledger.failed(node, ":evaluate", f"its report cannot be read: {e}", "unreadable")
+    return reports
 
-    >>> spread([0.5, 0.7, 0.9])["worst_decile"]
-    0.5
+
+def spread(values: Sequence[float | None], better: Direction = "higher") -> Spread | None:
+    """A metric over clients, with the mean of the worst tenth (at least one client); None without finite values.
+
+    >>> spread([0.5, 0.7, 0.9]).worst_decile, spread([0.5, 0.7, 0.9], better="lower").worst_decile
+    (0.5, 0.9)
     """
-    if not values:
+    v = np.sort(np.asarray([x for x in values if x is not None and math.isfinite(x)], dtype=float))
+    if not len(v):
         return None
-    v = np.sort(np.asarray(values, dtype=float))
-    worst = v[: max(1, len(v) // 10)]
-    return {
-        "mean": float(v.mean()),
-        "std": float(v.std()),
-        "min": float(v[0]),
-        "max": float(v[-1]),
-        "worst_decile": float(worst.mean()),
+    tenth = max(1, len(v) // 10)
+    worst = v[:tenth] if better == "higher" else v[-tenth:]
+    numbers = [float(x) for x in (v.mean(), v.std(), v[0], v[-1], worst.mean())]
+    return Spread(*numbers) if all(map(math.isfinite, numbers)) else None
+
+
+def mean_of(reports: Sequence[ClientReport]) -> Metrics | None:
+    """The plain mean over nodes of every metric of their own models on the common test set."""
+    metrics = [r.own_bench for r in reports if r.own_bench]
+    if not metrics:
+        return None
+    columns: Mapping[str, list[float]] = {
+        name: [value for m in metrics if (value := m.get(name)) is not None] for name in metrics[0]
     }
-
-
-def mean_of(reports: Sequence[Mapping[str, Any]], part: str) -> dict[str, float] | None:
-    """The plain mean over nodes of every metric of one part."""
-    found: list[dict[str, float]] = [r[part] for r in reports if r.get(part)]
-    return {name: float(np.mean([f[name] for f in found])) for name in found[0]} if found else None
+    return {name: float(np.mean(column)) if column else None for name, column in columns.items()}

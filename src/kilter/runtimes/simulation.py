@@ -26,7 +26,7 @@ from kilter.runtimes.evaluation import PART, parts
 from kilter.runtimes.reply_checks import mismatched, must_match
 from kilter.runtimes.reply_spool import ReplySpool
 from kilter.runtimes.step_names import ADOPT, EVALUATE, LOOK, StepName
-from kilter.runtimes.step_runner import Absent, Done, resolve, run_step
+from kilter.runtimes.step_runner import Absent, Done, resolve, run_step, step_failed
 from kilter.runtimes.worker_messages import Outcome, State
 from kilter.runtimes.workers import Workers
 from kilter.seeds import derive
@@ -213,10 +213,11 @@ class Simulation(Runtime):
             if state is not None:
                 self.states[i] = state
                 self.changed.add(i)
-        # After all have answered, and in order: the same error for any number of workers.
-        for i in messages:
-            if (error := done[i].error) is not None and not isinstance(error, Absent):
-                raise error
+        # One client's error is that client's failure; an error at every client is the method's. The first in order
+        # is raised, after all have answered: the same error for any number of workers.
+        errors = [error for i in present if (error := done[i].error) is not None]
+        if errors and len(errors) == len(present):
+            raise step_failed(str(name), "every client", errors[0])
         return done
 
     def look(self, method: Method, state: Tree) -> Tensor | None:
@@ -231,7 +232,7 @@ class Simulation(Runtime):
         outputs: dict[int, Tensor | None] = {}
         for i, own in mine.items():
             if (error := done[i].error) is not None:
-                raise error
+                raise step_failed(str(LOOK), "the common test set", error)
             outputs |= zip(own, done[i].reply, strict=True)
         return joined(outputs[k] for k in range(count))
 
@@ -248,7 +249,7 @@ class Simulation(Runtime):
             for letter in boxes[me].values():
                 seen[id(letter)] = seen.get(id(letter)) or wire.facts(letter)
             for sender, why in mismatched({i: seen[id(letter)] for i, letter in boxes[me].items()}, me).items():
-                self.ledger.notes.append({"node": me, "step": str(name), "note": why})
+                self.ledger.refused_letter(me, str(name), why)
                 del boxes[me][sender]
         return Mail(boxes)
 

@@ -7,16 +7,18 @@ Steps are found by name because code never travels: a worker, a cluster node and
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import isgenerator
+from pathlib import Path
 from typing import Any
 
 from kilter.core import AtNodes, Fit, Method, Node, Note, Params, Post, Replies, Step, Tree, Unread
 from kilter.errors import Mistake
 from kilter.fast.fits import run as run_fits
 from kilter.records.wire import Facts
-from kilter.runtimes.evaluation import Look, examine, looked, predict_part
+from kilter.runtimes.evaluation import EvaluationRequest, evaluate_requests, examine, predict_part
 from kilter.runtimes.robust import robust
 from kilter.runtimes.step_names import ADOPT, EVALUATE, LOOK, StepKind, StepName
 
@@ -26,6 +28,18 @@ RunningStep = Generator[Any, Tree, Tree]  # yields requests (Fit, Look) and is s
 
 class Absent(Exception):
     """A node gave no usable reply; the message says why. Runtimes record it and go on. Methods never raise it."""
+
+
+class WorkerError(RuntimeError):
+    """An error of a step in another process: in one line, and with its traceback there."""
+
+    def __init__(self, line: str, text: str) -> None:
+        super().__init__(f"a step failed in a worker:\n{text}")
+        self.line = line
+
+
+class StepFailed(Mistake):
+    """A step raised an error at every node that ran it: the method is at fault, not one node."""
 
 
 @dataclass
@@ -46,6 +60,26 @@ class Done:
     @reply.setter
     def reply(self, reply: Tree) -> None:
         self.kept = reply
+
+
+def reason(error: BaseException) -> str:
+    """An error in one line: its kind, its message, and where it was raised."""
+    if isinstance(error, Absent | Mistake):
+        return str(error)
+    if isinstance(error, WorkerError):
+        return error.line
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def step_failed(step: str, place: str, error: BaseException) -> Mistake:
+    """What to raise when a step cannot be run anywhere."""
+    if isinstance(error, Mistake):
+        return error
+    failed = StepFailed(f"The step '{step}' failed at {place}: {reason(error)}.")
+    failed.__cause__ = error
+    return failed
 
 
 def resolve(method: Method, name: StepName) -> Step:
@@ -111,9 +145,9 @@ def _gather(step: Callable[..., Tree], node: Node, box: dict[str, Tree], rule: s
 
 
 def run_step(step: Step, nodes: Sequence[Node], messages: Sequence[Tree]) -> list[Done]:
-    """Run a step at these nodes side by side. Fits and looks that several nodes request at once are computed together."""
+    """Run a step at these nodes side by side. Fits and evaluations that several nodes request at once are computed together."""
     done = [Done() for _ in nodes]
-    waiting: dict[int, tuple[RunningStep, Fit | Look]] = {}
+    waiting: dict[int, tuple[RunningStep, Fit | EvaluationRequest]] = {}
 
     def advance(k: int, running: RunningStep, answer: Tree) -> None:
         try:
@@ -131,7 +165,7 @@ def run_step(step: Step, nodes: Sequence[Node], messages: Sequence[Tree]) -> lis
     while waiting:
         ready, waiting = waiting, {}
         asked = {k: ask for k, (_, ask) in ready.items()}
-        for k, answer in {**_fitted(asked, done), **_looked(asked, done)}.items():
+        for k, answer in {**_fitted(asked, done), **_evaluated(asked, done)}.items():
             advance(k, ready[k][0], answer)
     for node, d in zip(nodes, done, strict=True):
         d.notes = node.notes
@@ -140,7 +174,7 @@ def run_step(step: Step, nodes: Sequence[Node], messages: Sequence[Tree]) -> lis
 
 def _fitted(asked: Mapping[int, Any], done: Sequence[Done]) -> dict[int, Params]:
     """Who asked for a fit, and what was trained."""
-    fits = {k: ask for k, ask in asked.items() if not isinstance(ask, Look)}
+    fits = {k: ask for k, ask in asked.items() if not isinstance(ask, EvaluationRequest)}
     if not fits:
         return {}
     began = time.perf_counter()
@@ -152,12 +186,12 @@ def _fitted(asked: Mapping[int, Any], done: Sequence[Done]) -> dict[int, Params]
     return {k: result.params for k, result in results.items()}
 
 
-def _looked(asked: Mapping[int, Any], done: Sequence[Done]) -> dict[int, dict[str, float] | None]:
-    """Who asked for a look, and what was seen; an error in it is everyone's."""
-    looks = {k: ask for k, ask in asked.items() if isinstance(ask, Look)}
+def _evaluated(asked: Mapping[int, Any], done: Sequence[Done]) -> dict[int, dict[str, float] | None]:
+    """Who asked for an evaluation, and the metrics; an error in it counts for all of them."""
+    requests = {k: ask for k, ask in asked.items() if isinstance(ask, EvaluationRequest)}
     try:
-        return dict(zip(looks, looked(list(looks.values())), strict=True))
+        return dict(zip(requests, evaluate_requests(list(requests.values())), strict=True))
     except Exception as e:
-        for k in looks:
+        for k in requests:
             done[k].error = e
         return {}

@@ -13,7 +13,7 @@ from kilter.core import Post, Tree
 from kilter.errors import Mistake
 from kilter.fast.memory_layout import unstack
 from kilter.records import wire
-from kilter.runtimes.step_runner import Done
+from kilter.runtimes.step_runner import Done, WorkerError, reason
 
 State = dict[str, Tree]
 Outcome = tuple[Done, State | None]  # the result of a step at a node, and the node's state if it changed
@@ -60,8 +60,8 @@ def encode_failure(nodes: list[str], error: BaseException) -> dict[str, Tree]:
 def _error(d: Done) -> list[bool | str] | None:
     if d.error is None:
         return None
-    text = str(d.error) if isinstance(d.error, Mistake) else "".join(traceback.format_exception(d.error))
-    return [isinstance(d.error, Mistake), text]
+    text = "" if isinstance(d.error, Mistake) else "".join(traceback.format_exception(d.error))
+    return [isinstance(d.error, Mistake), reason(d.error), text]
 
 
 def decode_outcomes(answer: Mapping[str, Tree]) -> Iterator[tuple[str, Done, State | None]]:
@@ -71,8 +71,8 @@ def decode_outcomes(answer: Mapping[str, Tree]) -> Iterator[tuple[str, Done, Sta
     for k, node in enumerate(answer["nodes"]):
         error: Exception | None = None
         if answer["errors"][k]:
-            ours, text = answer["errors"][k]
-            error = Mistake(text) if ours else RuntimeError(f"a step failed in a worker:\n{text}")
+            is_mistake, line, text = answer["errors"][k]
+            error = Mistake(line) if is_mistake else WorkerError(line, text)
         reply = Post(replies[k]) if answer["posts"][k] else replies[k]
         seen = None
         if answer["seen"][k]:

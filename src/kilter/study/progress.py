@@ -1,11 +1,12 @@
-"""A study as it goes: one live display on a terminal, one line a finished run elsewhere. It starts no threads."""
+"""The progress of a study: a live display on a terminal, one line for each finished run elsewhere. It starts no threads."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Self
+from dataclasses import replace
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,26 +14,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from kilter.report.progress import percent
+from kilter.records.display import duration, percent
 from kilter.study.grid import Job
+from kilter.study.runner import RunStatus
 
 
-def duration(seconds: float | None) -> str:
-    """Seconds for people.
-
-    >>> duration(42), duration(200), duration(7300), duration(None)
-    ('42 s', '3 min 20 s', '2 h 1 min', 'not yet known')
-    """
-    if seconds is None:
-        return "not yet known"
-    s = round(seconds)
-    if s < 60:
-        return f"{s} s"
-    return f"{s // 60} min {s % 60} s" if s < 3600 else f"{s // 3600} h {s % 3600 // 60} min"
-
-
-class Board:
-    """Runs done, time left, and the accuracies of the runs under way."""
+class StudyProgress:
+    """Shows how many runs are done, the time left, and the accuracies of the runs in progress."""
 
     def __init__(self, console: Console, name: str) -> None:
         self.console = console
@@ -40,7 +28,7 @@ class Board:
         self._live: Live | None = None
         self._waiting: dict[str, Job] = {}
         self._running: dict[str, tuple[Job, float]] = {}  # by folder: the job and when it began
-        self._at: dict[str, dict[str, Any]] = {}
+        self._status: dict[str, RunStatus] = {}
         self._took: dict[tuple[str, ...], list[float]] = defaultdict(list)
         self._done = self._failed = self._total = 0
         self._at_once = 1
@@ -60,21 +48,23 @@ class Board:
         self._waiting = {job.folder: job for job in jobs}
         self._done, self._total, self._at_once = done, done + len(jobs), max(1, at_once)
         if not self._live and jobs:
-            self._say(f"{self.name}: {self._total} runs, {done} already done, {at_once} at once")
+            self._print(f"{self.name}: {self._total} runs, {done} already done, {at_once} at once")
 
     def started(self, job: Job) -> None:
         self._waiting.pop(job.folder, None)
         self._running[job.folder] = job, time.monotonic()
-        self._at[job.folder] = {"round": 0}
+        self._status[job.folder] = RunStatus()
         self.tick()
 
-    def advanced(self, job: Job, record: dict[str, Any]) -> None:
-        seen = {k: v for k, v in record.items() if v is not None}
-        self._at[job.folder] |= seen
+    def advanced(self, job: Job, status: RunStatus) -> None:
+        """A run finished a round; in rounds without evaluation the last accuracies stay."""
+        before = self._status[job.folder]
+        evaluated = status.global_accuracy is not None or status.client_accuracy is not None
+        self._status[job.folder] = status if evaluated else replace(before, round=status.round)
 
     def finished(self, job: Job, failure: str | None) -> None:
         _, began = self._running.pop(job.folder)
-        at = self._at.pop(job.folder)
+        status = self._status.pop(job.folder)
         took = time.monotonic() - began
         self._done += 1
         if failure is None:
@@ -83,13 +73,13 @@ class Board:
         else:
             self._failed += 1
         if not self._live:
-            text = f"FAILED: {failure}" if failure else f"{self._accuracy(at)}, {took:.1f} s"
+            text = f"FAILED: {failure}" if failure else f"{self._accuracy(status)}, {took:.1f} s"
             left = f"; left {duration(self.left())}" if self._waiting or self._running else ""
-            self._say(f"[{self._done}/{self._total}] {job.title}: {text}{left}")
+            self._print(f"[{self._done}/{self._total}] {job.title}: {text}{left}")
 
     def tick(self) -> None:
         if self._live:
-            self._live.update(self._shown(), refresh=True)
+            self._live.update(self._display(), refresh=True)
 
     def left(self) -> float | None:
         """Seconds, from how long runs like these took; None before anything is known."""
@@ -111,22 +101,22 @@ class Board:
                 return sum(self._took[key]) / len(self._took[key])
         now = time.monotonic()
         guesses = [
-            (now - began) * other.experiment.rounds / self._at[folder]["round"]
+            (now - began) * other.experiment.rounds / self._status[folder].round
             for folder, (other, began) in self._running.items()
-            if self._at[folder]["round"]
+            if self._status[folder].round
         ]
         return sum(guesses) / len(guesses) if guesses else None
 
     def _keys(self, job: Job) -> tuple[tuple[str, ...], ...]:
         return (job.cell.name, job.label), (job.cell.name,), ()
 
-    def _accuracy(self, at: dict[str, Any]) -> str:
-        return f"global {percent(at.get('global'))}, clients {percent(at.get('client'))}"
+    def _accuracy(self, status: RunStatus) -> str:
+        return f"global {percent(status.global_accuracy)}, clients {percent(status.client_accuracy)}"
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self.console.print(text, markup=False, soft_wrap=True)
 
-    def _shown(self) -> RenderableType:
+    def _display(self) -> RenderableType:
         failed = f", {self._failed} failed" if self._failed else ""
         head = Table.grid(padding=(0, 2))
         head.add_row(
@@ -137,6 +127,6 @@ class Board:
         )
         rows = Table.grid(padding=(0, 2))
         for folder, (job, _) in self._running.items():
-            at = self._at[folder]
-            rows.add_row(f"  {job.title}", f"round {at['round']}/{job.experiment.rounds}", self._accuracy(at))
+            status = self._status[folder]
+            rows.add_row(f"  {job.title}", f"round {status.round}/{job.experiment.rounds}", self._accuracy(status))
         return Group(head, rows)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from kilter.errors import Mistake
-from kilter.records.run_folder import read_rounds
-from kilter.report.result import read_summary
-from kilter.report.trust import by_round, tables
+from kilter.records.run_folder import read_clients, read_rounds, read_summary
+from kilter.records.types import ClientReport, Notice, Round, Spread
+from kilter.study.folder import Folder
 from kilter.study.grid import Job, Study
-from kilter.study.runner import Failure, Folder
+from kilter.study.runner import FailedRun
 from kilter.study.schema import MEASURES, Cell
 from kilter.study.statistics import (
     Difference,
@@ -35,14 +35,10 @@ class Run:
     seed: int
     folder: str
     accuracy: dict[str, float]  # by measure, at the last round
-    curves: dict[
-        str, dict[int, float]
-    ]  # by measure: accuracy by round; and what peers think of each other (report.trust), losses of a density phase
+    curves: dict[str, dict[int, float]]  # by measure: accuracy by round
     spent: dict[int, int]  # bytes by round, up and down; round 0 is the set-up
     worst: float | None  # mean accuracy of the worst tenth of the clients
-    bench: dict[
-        str, dict[str, float]
-    ]  # over clients on the common test set: `local` and `common`, each mean, min, max ...
+    bench: dict[str, Spread]  # over clients on the common test set: `local` and `common`
     clients: list[float]  # every client's accuracy at the last round
     seconds: float
     failures: int  # calls that failed
@@ -51,6 +47,9 @@ class Run:
     versions: dict[str, str]
     variants: dict[str, dict[str, float]] = field(default_factory=dict)  # the method's other results: metrics by name
     classes: dict[str, list[float]] = field(default_factory=dict)  # the global model's metrics of each class
+    series: dict[str, dict[int, float]] = field(default_factory=dict)  # what the method records: mean over nodes
+    setup_series: list[str] = field(default_factory=list)  # those of them that were recorded during the set-up
+    notices: list[Notice] = field(default_factory=list)  # what did not happen as intended
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,8 @@ class Line:
 
     def over_clients(self, part: str, name: str) -> float | None:
         """The mean over seeds of min, mean or max over the clients on the common test set, `local` or `common`."""
-        found = [r.bench[part][name] for r in self.runs if name in r.bench[part]]
-        return sum(found) / len(found) if found else None
+        values = [getattr(r.bench[part], name) for r in self.runs if part in r.bench]
+        return sum(values) / len(values) if values else None
 
     def reached(self, what: str) -> tuple[float | None, int]:
         """Median of `rounds_to` or `bytes_to` over seeds, and how many seeds got there."""
@@ -111,7 +110,7 @@ class Results:
 
     study: Study
     cells: list[CellResult]
-    failures: list[Failure]
+    failures: list[FailedRun]
     choices: list[Choice]
     budget: int = 0
     notes: list[str] = field(default_factory=list)
@@ -121,7 +120,7 @@ def gather(
     study: Study,
     folder: Folder,
     jobs: Sequence[Job],
-    failures: Sequence[Failure] = (),
+    failures: Sequence[FailedRun] = (),
     choices: Mapping[tuple[str, str], Choice] | None = None,
     budget: int = 0,
 ) -> Results:
@@ -138,70 +137,75 @@ def gather(
         notes.append(
             "The runs were made with different versions of the code or its libraries: see `versions` in results.json."
         )
-    for label in [e.label for e in study.entries]:
-        if lost := sum(r.failures for (_, name), some in runs.items() if name == label for r in some):
-            notes.append(f"{lost} calls at clients failed within the runs of {label}: see their rounds.jsonl.")
     return Results(study, cells, list(failures), list(chosen.values()), budget, notes)
 
 
 def read_run(job: Job, folder: Path) -> Run:
     """A finished run's folder."""
-    summary, rounds = read_summary(folder), read_rounds(folder)
+    summary, rounds, clients = read_summary(folder), read_rounds(folder), read_clients(folder)
     try:
-        clients = json.loads((folder / "clients.json").read_text())["last"]["clients"]
-        experiment = (folder / "experiment.toml").read_text()
-    except (OSError, ValueError, KeyError):
+        versions = tomllib.loads((folder / "experiment.toml").read_text()).get("versions", {})
+    except (OSError, ValueError):
         raise Mistake(f"'{folder}' is damaged: delete it, and the study runs it again.") from None
-    curves: dict[str, dict[int, float]] = {m: {} for m in MEASURES}
-    curves |= {name: {t: sum(v) / len(v) for t, v in found.items()} for name, found in by_round(rounds).items()}
-    losses: dict[int, list[float]] = {}  # one of each aggregator
-    for _, t in (pair for r in rounds if r["round"] == 0 for pair in tables(r)):
-        if "density_round" in t:
-            losses.setdefault(t["density_round"], []).append(t["nll"])
-    curves["density"] = {t: sum(v) / len(v) for t, v in losses.items()}
-    for r in rounds:
-        if (at := (r["global"] or {}).get("accuracy")) is not None:
-            curves["global"][r["round"]] = at
-        if at := (r["client"] or {}).get("accuracy"):
-            curves["client"][r["round"]] = at["mean"]
-        if at := (r.get("bench") or {}).get("local"):
-            curves["local"][r["round"]] = at["mean"]
-    client = summary["client_accuracy"] or {}
-    bench = {part: summary.get(f"{part}_accuracy") or {} for part in ("local", "common")}  # older runs have none
-    last = {"global": summary["global_accuracy"], "client": client.get("mean"), "local": bench["local"].get("mean")}
+    client, local = summary.client_accuracy, summary.local_accuracy
+    last = {
+        "global": summary.global_accuracy,
+        "client": client.mean if client else None,
+        "local": local.mean if local else None,
+    }
+    series, setup_series = _series(rounds)
+    bench = {"local": summary.local_accuracy, "common": summary.common_accuracy}
+    scores = summary.last.scores
     return Run(
         seed=job.seed,
         folder=job.folder,
         accuracy={k: v for k, v in last.items() if v is not None},
-        curves=curves,
-        spent={r["round"]: r["bytes_up"] + r["bytes_down"] for r in rounds},
-        worst=client.get("worst_decile"),
-        bench=bench,
-        clients=[a for c in clients.values() if (a := client_accuracy(c)) is not None],
-        seconds=summary["seconds"],
-        failures=summary["failures"],
-        own_models=summary["global_is"] != "the global model",
-        setup_rounds=summary.get("setup_rounds", 0),
-        versions=_versions(experiment),
+        curves=_curves(rounds),
+        spent={r.round: r.bytes_up + r.bytes_down for r in rounds},
+        worst=client.worst_decile if client else None,
+        bench={part: over for part, over in bench.items() if over},
+        clients=[a for report in clients.last.clients.values() if (a := client_accuracy(report)) is not None],
+        seconds=summary.seconds,
+        failures=summary.failures,
+        own_models=summary.global_model != "global",
+        setup_rounds=summary.setup_rounds,
+        versions=versions,
         variants={
-            name: {k: v for k, v in found.items() if isinstance(v, float)}
-            for name, found in summary["last"].get("variants", {}).items()
+            name: {k: v for k, v in variant.metrics.items() if v is not None}
+            for name, variant in summary.last.variants.items()
         },
-        classes=(summary["last"].get("global") or {}).get("per_class", {}),
+        classes=(scores.per_class if scores else None) or {},
+        series=series,
+        setup_series=setup_series,
+        notices=summary.notices,
     )
 
 
-def _versions(text: str) -> dict[str, str]:
-    import tomllib
+def _curves(rounds: Sequence[Round]) -> dict[str, dict[int, float]]:
+    curves: dict[str, dict[int, float]] = {m: {} for m in MEASURES}
+    for r in rounds:
+        if (at := r.global_accuracy) is not None:
+            curves["global"][r.round] = at
+        if client := r.client_accuracy:
+            curves["client"][r.round] = client.mean
+        if local := r.bench.get("local"):
+            curves["local"][r.round] = local.mean
+    return curves
 
-    found: dict[str, str] = tomllib.loads(text).get("versions", {})
-    return found
+
+def _series(rounds: Sequence[Round]) -> tuple[dict[str, dict[int, float]], list[str]]:
+    """Every series the method recorded, as the mean over nodes; and the names of those recorded during the set-up."""
+    values: dict[str, dict[int, list[float]]] = {}
+    for record in rounds:
+        for point in record.series:
+            values.setdefault(point.series, {}).setdefault(point.at, []).append(point.value)
+    setup = [name for name in values if any(p.series == name for r in rounds if r.round == 0 for p in r.series)]
+    return {name: {t: sum(v) / len(v) for t, v in points.items()} for name, points in values.items()}, setup
 
 
-def client_accuracy(report: Mapping[str, Any]) -> float | None:
-    """With the model a client would use: its own where it has one."""
-    part = report.get("own_test") or report.get("test") or {}
-    return part.get("accuracy")
+def client_accuracy(report: ClientReport) -> float | None:
+    """The accuracy of the model a client would use: its own where it has one."""
+    return (report.own_test or report.test or {}).get("accuracy")
 
 
 def _cell(

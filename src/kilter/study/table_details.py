@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kilter.errors import Mistake
-from kilter.report.progress import accuracy
+from kilter.records.display import accuracy
 from kilter.study.results import CellResult, Results
 from kilter.study.statistics import mean_std
 

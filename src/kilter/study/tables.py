@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kilter.report.progress import accuracy, size
+from kilter.records.display import accuracy, size
 from kilter.study.results import CellResult, Line, Results
 from kilter.study.statistics import CONFIDENCE, FEWEST, LEVEL, RESAMPLES, Difference
 from kilter.study.table_details import by_class, variants
 
 NAMES = {"global": "Global accuracy", "client": "Client accuracy", "local": "Local accuracy"}
+WORDS = ("in words", "method", "what", "chosen", "metric")  # headings of columns with text
 MARKS = {"higher": " ▲", "lower": " ▼"}
 
 
@@ -68,7 +69,8 @@ def sheets(results: Results) -> list[Sheet]:
         found += [extremes(results, cell)] if results.study.measure == "local" else []
         found.append(cost(results, cell))
         found += detail(results, cell)
-    return found + ([tuned(results)] if results.choices else [])
+    found += [tuned(results)] if results.choices else []
+    return found + ([missed] if (missed := notices(results)).rows else [])
 
 
 def detail(results: Results, cell: CellResult) -> list[Sheet]:
@@ -146,10 +148,23 @@ def tuned(results: Results) -> Sheet:
     """What tuning chose."""
     rows = []
     for c in results.choices:
-        score = "-" if c.score is None else f"{100 * c.score:.1f}"
-        rows.append([c.cell, c.label, settings(c.settings), score, str(c.runs)])
+        score = "-" if c.score is None else f"{100 * c.score:.1f} %" if c.metric == "accuracy" else f"{c.score:.4g}"
+        rows.append([c.cell, c.label, settings(c.settings), score, c.metric, str(c.runs)])
     title = f"Tuned on validation rows, {results.budget} runs for each method in each cell"
-    return Sheet(title, ["cell", "method", "chosen", "validation accuracy in %", "runs"], rows)
+    return Sheet(title, ["cell", "method", "chosen", "on validation rows", "metric", "runs"], rows)
+
+
+def notices(results: Results) -> Sheet:
+    """What did not happen as intended, over the seeds of each method in each cell."""
+    rows = []
+    for cell in results.cells:
+        for line in cell.lines:
+            for what in dict.fromkeys(notice.what for run in line.runs for notice in run.notices):
+                counts = [notice.count for run in line.runs for notice in run.notices if notice.what == what]
+                rows.append([cell.cell.name, line.label, what, str(sum(counts)), f"{len(counts)} of {len(line.runs)}"])
+    return Sheet(
+        "Not as intended (details: rounds.jsonl of the runs)", ["cell", "method", "what", "times", "runs"], rows
+    )
 
 
 def _name(results: Results, line: Line, note: bool) -> str:
@@ -233,10 +248,9 @@ def show(results: Results, console: Console) -> None:
             title=escape(sheet.title), title_justify="left", title_style="bold", box=None, header_style="bold"
         )
         for at, heading in enumerate(sheet.headings):
-            words = heading == "in words" or sheet.title.startswith("Tuned")
             table.add_column(
                 escape(heading),
-                justify="left" if at == 0 or words else "right",
+                justify="left" if at == 0 or heading in WORDS else "right",
                 no_wrap=at == 0 or heading.startswith("minus"),
             )
         for row in sheet.rows:

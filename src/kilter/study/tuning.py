@@ -14,10 +14,11 @@ from itertools import product
 from typing import Any
 
 from kilter.errors import Mistake, unknown
-from kilter.report.result import read_summary
+from kilter.metrics import Direction, direction
+from kilter.records.run_folder import read_summary
 from kilter.seeds import numpy_generator
+from kilter.study.folder import Folder
 from kilter.study.grid import Job, Study
-from kilter.study.runner import Folder
 from kilter.study.schema import LOCAL, Cell, Entry, matches
 
 Settings = dict[str, Any]
@@ -30,9 +31,10 @@ class Choice:
     cell: str
     label: str
     settings: Settings
-    score: float | None  # the best mean validation accuracy; None: there was only one candidate, or no run ended
+    score: float | None  # the best mean on validation rows; None: there was only one candidate, or no run finished
     runs: int
     tried: list[tuple[Settings, float | None]] = field(default_factory=list)
+    metric: str = "accuracy"  # what the score is
 
 
 def grid_of(study: Study, entry: Entry) -> dict[str, list[Any]]:
@@ -112,30 +114,52 @@ def tell_apart(study: Study, cell: Cell, entry: Entry) -> None:
                 raise Mistake(f"'{name}' of {entry.label} is both fixed by a [when] and tuned: keep one of the two.")
 
 
+@dataclass(frozen=True)
+class Score:
+    """A validation metric of one run."""
+
+    value: float
+    metric: str
+    better: Direction
+
+
 def choose(study: Study, jobs: Sequence[Job], folder: Folder) -> dict[tuple[str, str], Choice]:
-    """The candidate with the highest mean score in each cell, the first of equals; from the finished trials."""
-    found: dict[tuple[str, str], Choice] = {}
+    """The candidate with the best mean score in each cell, the first of equals, from the finished trials."""
+    choices: dict[tuple[str, str], Choice] = {}
     for cell, entry in product(study.cells, study.entries):
-        some = candidates(study, entry)
-        if not some:
-            continue
-        mine = [j for j in jobs if j.cell.name == cell.name and j.label == entry.label]
-        tried = []
-        for settings in some if mine else []:
-            scores = [score(folder, j) for j in mine if j.settings == settings]
-            if scores:
-                known = [s for s in scores if s is not None]
-                tried.append((settings, sum(known) / len(known) if len(known) == len(scores) else None))
-        best = max((t for t in tried if t[1] is not None), key=lambda t: t[1] or 0.0, default=(some[0], None))
-        found[cell.name, entry.label] = Choice(cell.name, entry.label, best[0], best[1], len(mine), tried)
-    return found
+        settings = candidates(study, entry)
+        if settings:
+            mine = [j for j in jobs if j.cell.name == cell.name and j.label == entry.label]
+            scores = [([score(folder, j) for j in mine if j.settings == s], s) for s in settings if mine]
+            choices[cell.name, entry.label] = _best(cell.name, entry.label, settings[0], len(mine), scores)
+    return choices
 
 
-def score(folder: Folder, job: Job) -> float | None:
-    """Validation accuracy at the last round (or minus the loss); None for a run that did not end."""
+def _best(
+    cell: str, label: str, first: Settings, runs: int, scores: Sequence[tuple[list[Score | None], Settings]]
+) -> Choice:
+    """The best candidate. One of whose runs did not finish has no score; if none has, the first is chosen."""
+    tried: list[tuple[Settings, float | None]] = []
+    best: tuple[float, Settings, Score] | None = None
+    for some, settings in scores:
+        known = [s for s in some if s is not None]
+        mean = sum(s.value for s in known) / len(known) if known and len(known) == len(some) else None
+        if some:
+            tried.append((settings, mean))
+        if mean is not None:
+            rank = mean if known[0].better == "higher" else -mean
+            best = best if best and best[0] >= rank else (rank, settings, known[0])
+    if best is None:
+        return Choice(cell, label, first, None, runs, tried)
+    rank, settings, example = best
+    return Choice(cell, label, settings, rank if example.better == "higher" else -rank, runs, tried, example.metric)
+
+
+def score(folder: Folder, job: Job) -> Score | None:
+    """The validation metric at the last round: accuracy, or the loss where there is none. None if the run did not finish."""
     if not folder.is_done(job):
         return None
-    valid = read_summary(folder.run(job))["last"]["valid"]
-    if not valid:
-        return None
-    return float(valid["accuracy"] if "accuracy" in valid else -valid["loss"])
+    summary = read_summary(folder.run(job))
+    metric = "accuracy" if "accuracy" in (summary.last.valid or {}) else "loss"
+    value = (summary.last.valid or {}).get(metric)
+    return None if value is None else Score(value, metric, summary.directions.get(metric) or direction(metric))

@@ -138,5 +138,5 @@ def test_any_method_can_train_one():
     }
     with Simulation(clients, bench=Rows.of(x=x, y=torch.zeros(400))) as fed:
         result = federate(FedAvg(task=task, local=SGD(lr=0.3, epochs=3)), fed, 8)
-    assert result.summary["last"]["global"]["loss"] < 3 * math.log(2) - 0.7
+    assert result.summary.last.scores.metrics["loss"] < 3 * math.log(2) - 0.7
     assert weights(result.state).keys() == result.state.keys()
