@@ -134,7 +134,7 @@ def test_a_model_saved_as_a_module_comes_back(tmp_path: Path) -> None:
     save_file(task.load(model).state_dict(), tmp_path / "m.safetensors")
     assert same(task.restore(tmp_path / "m.safetensors"), model)
     save_file({"head.weight": torch.ones(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(Mistake, match=r"lacks body\.1\.bias"):
+    with pytest.raises(Mistake, match=r"it has no body\.1\.bias"):
         task.restore(tmp_path / "other.safetensors")
 
 

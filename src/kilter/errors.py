@@ -1,4 +1,4 @@
-"""A user's mistake: one sentence that says what is wrong and what to do. The command line prints it and exits with 2."""
+"""User mistakes: one sentence that says what is wrong and what to do. The command line prints it and exits with code 2."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from difflib import get_close_matches
 
 
 class Mistake(Exception):
-    """Bad input from outside (config, data, message, file). Never raised for a bug of ours."""
+    """Invalid input: a setting, data, a message or a file. Never raised for a bug in Kilter."""
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> Mistake:
-    """The mistake of naming something that is not there, with the nearest right name.
+    """A Mistake for an unknown name. It suggests the closest known name.
 
     >>> print(unknown("method", "fedporx", ["fedavg", "fedprox"]))
     Unknown method 'fedporx': did you mean 'fedprox'? There are: fedavg, fedprox.

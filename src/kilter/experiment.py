@@ -1,4 +1,4 @@
-"""An experiment file: everything that decides a run's numbers, from a TOML file, the command line or Python."""
+"""An experiment: everything that determines the results of a run. It comes from a TOML file, the command line or Python."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ import tomli_w
 import torch
 
 import kilter
-from kilter import data as kdata
 from kilter.core import Data, Method
-from kilter.data import Dataset, Split
+from kilter.data import DATASETS, Dataset, Split, load, split
 from kilter.data.split import public_file
 from kilter.errors import Mistake, unknown
 from kilter.federate import CHECKPOINT_SECONDS, NothingTrained, Result, Watch, federate, nothing_trained
@@ -45,7 +44,7 @@ MakeSimulation = Callable[["Experiment", Mapping[str, Data], dict[str, Any], dic
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """One run, up to where it happens."""
+    """Everything that defines a run except where it runs."""
 
     method: str = option("fedavg", "A method listed by `kilter methods`, or my_method.py:MyMethod.")
     settings: dict[str, Any] = option({}, "The method's own settings (on the command line: --set mu=0.1).")
@@ -78,12 +77,12 @@ class Experiment:
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> Experiment:
-        """From plain values, each checked."""
+        """An experiment from plain values. Every value is checked."""
         values = {k: v for k, v in values.items() if k != "versions"}
         nested: dict[str, Any] = {k: values.pop(k) for k in ("settings", "local") if k in values}
         for name, part in nested.items():
             if not isinstance(part, Mapping):
-                raise Mistake(f"{name} of the experiment is a table of fields, not {part!r}.")
+                raise Mistake(f"{name} of the experiment is a table of fields, not {part!r}: write a section [{name}].")
         plain = fill(
             Experiment,
             values,
@@ -95,27 +94,27 @@ class Experiment:
 
     @staticmethod
     def read(path: str | Path) -> Experiment:
-        """From a TOML file."""
+        """Read an experiment from a TOML file."""
         return Experiment.of(read_toml(Path(path)))
 
     def checked(self) -> Experiment:
-        """Names and numbers that cannot work are refused before anything is loaded; paths become absolute."""
+        """Refuse names and values that cannot work, before anything is loaded. Paths become absolute."""
         if self.robust:
             parse_robust(self.robust)
         settings, plan = self._settings()
         if self.clients and not self.topology.startswith("edges:"):
             topology(self.topology, [str(k) for k in range(self.clients)], self.seed)
         if self.public and self.public_file:
-            raise Mistake("Give the aggregator's rows by public or by public_file, not by both.")
-        given: dict[str, str] = {k: getattr(self, k) for k in ("data", "weights", "public_file")}
+            raise Mistake("Set either public or public_file for the aggregator's rows, not both.")
+        files: dict[str, str] = {k: getattr(self, k) for k in ("data", "weights", "public_file")}
         paths: dict[str, Any] = {
-            k: str(Path(v).absolute()) for k, v in given.items() if v and v not in kdata.DATASETS and Path(v).exists()
+            k: str(Path(v).absolute()) for k, v in files.items() if v and v not in DATASETS and Path(v).exists()
         }
         local = {f.name: getattr(plan, f.name) for f in fields(plan)}
         return replace(self, settings=settings, local=local, **paths)
 
     def _settings(self) -> tuple[dict[str, Any], Plan]:
-        """The method's settings and the plan; a setting that names a field of the plan changes the plan."""
+        """The settings of the method, and the plan. A setting with the name of a field of the plan changes the plan."""
         kind, planned = find(self.method), PLANS[self.optimiser]
         own, plan_names = own_fields(kind, Method), {f.name for f in fields(planned)}
         for name in self.settings:
@@ -123,32 +122,32 @@ class Experiment:
                 if not own:
                     raise Mistake(f"The method {self.method} has no settings of its own, but '{name}' was given.")
                 raise unknown(f"setting of {self.method}", name, own)
-        mine = {k: v for k, v in self.settings.items() if k in own}
-        theirs = {k: v for k, v in self.settings.items() if k not in own}
-        plan = planned(**fill(planned, {**self.local, **theirs}, f"{self.optimiser} optimiser"))
-        settings = fill(kind, mine, f"method {self.method}", own)
+        of_method = {k: v for k, v in self.settings.items() if k in own}
+        of_plan = {k: v for k, v in self.settings.items() if k not in own}
+        plan = planned(**fill(planned, {**self.local, **of_plan}, f"{self.optimiser} optimiser"))
+        settings = fill(kind, of_method, f"method {self.method}", own)
         check_values(own.values(), settings, kind.__name__)
         return settings, plan
 
     def write(self) -> str:
-        """As the TOML file that repeats it."""
+        """The text of a TOML file that repeats the run."""
         return tomli_w.dumps({**asdict(self), "versions": versions()})
 
     # Building ------------------------------------------------------------------------------------------------------
 
     def dataset(self) -> Dataset:
-        found = kdata.load(self.data)
+        """The data set, with at most `rows` training rows."""
+        whole = load(self.data)
         if not self.rows:
-            return found
-        if self.rows > len(found.train):
-            raise Mistake(
-                f"rows={self.rows} of '{self.data}' were asked for, but it has {len(found.train)} training rows."
-            )
-        chosen = numpy_generator("rows", self.rows).permutation(found.train.numpy())[: self.rows]
-        return replace(found, train=torch.from_numpy(np.sort(chosen)))
+            return whole
+        if self.rows > len(whole.train):
+            raise Mistake(f"rows is {self.rows}, but '{self.data}' has only {len(whole.train)} training rows.")
+        chosen = numpy_generator("rows", self.rows).permutation(whole.train.numpy())[: self.rows]
+        return replace(whole, train=torch.from_numpy(np.sort(chosen)))
 
     def split(self) -> Split:
-        made = kdata.split(
+        """The data of the clients, the common test set and the aggregator."""
+        parts = split(
             self.dataset(),
             self.partition,
             self.clients,
@@ -158,10 +157,10 @@ class Experiment:
             public_per_class=self.public,
         )
         if not self.public_file:
-            return made
-        if made.public is not None:
-            raise Mistake(f"The partition {self.partition} gives the aggregator rows already: leave out public_file.")
-        return replace(made, public=public_file(self.public_file, made.dataset))
+            return parts
+        if parts.public is not None:
+            raise Mistake(f"The partition {self.partition} already gives the aggregator rows: leave out public_file.")
+        return replace(parts, public=public_file(self.public_file, parts.dataset))
 
     def build(
         self, workers: int | Literal["auto"] = 1, runtime: MakeSimulation | None = None
@@ -191,7 +190,7 @@ class Experiment:
         return method, fed
 
     def _try(self, method: Method, split: Split) -> None:
-        """Try what a user wrote, and batches of one row, before a run starts."""
+        """Try a user's model and method, and batches of one row, before a run starts."""
         if is_file_spec(self.model) or smallest_batch(split.clients, method.local)[1] == 1:
             try_model(method.task, self.model, split.clients, method.local, len(split.dataset.classes))
         if is_file_spec(self.method):
@@ -233,18 +232,18 @@ class Experiment:
         mean: tuple[float, ...] | None = None,
         std: tuple[float, ...] | None = None,
     ) -> Method:
-        """The method, for rows of this shape."""
+        """The method for rows of this shape."""
 
         def net() -> torch.nn.Module:
-            made = build_model(self.model, shape, classes)
-            return load_weights(made, self.weights) if self.weights else made
+            fresh = build_model(self.model, shape, classes)
+            return load_weights(fresh, self.weights) if self.weights else fresh
 
         settings, plan = self._settings()
         return find(self.method)(task=Task(net, mean=mean, std=std), local=plan, cohort=self.cohort, **settings)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file, or a Mistake that says what is wrong with it."""
+    """Read a TOML file. A Mistake says what is wrong with it."""
     try:
         return tomllib.loads(path.read_text())
     except OSError as e:
@@ -254,21 +253,19 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """What a run was made with."""
-    found = {name: version(name) for name in ("kilter", "torch", "numpy", "scikit-learn")}
-    return {"python": platform.python_version(), **found, "commit": commit()}
+    """The versions of the software, for the record of a run."""
+    packages = {name: version(name) for name in ("kilter", "torch", "numpy", "scikit-learn")}
+    return {"python": platform.python_version(), **packages, "commit": commit()}
 
 
 @cache
 def commit() -> str:
-    """The commit of the code as this process began, and whether it was changed since."""
+    """The commit of the code when this process started, and whether there were uncommitted changes."""
     home = Path(kilter.__file__).parent
 
     def git(*words: str) -> str:
-        found = subprocess.run(
-            ["git", "-C", str(home), *words], capture_output=True, text=True, timeout=10, check=False
-        )
-        return found.stdout.strip() if found.returncode == 0 else ""
+        done = subprocess.run(["git", "-C", str(home), *words], capture_output=True, text=True, timeout=10, check=False)
+        return done.stdout.strip() if done.returncode == 0 else ""
 
     try:
         head = git("rev-parse", "HEAD")

@@ -1,4 +1,4 @@
-"""What is measured of a model's outputs. Macro averages run over the classes that occur, in truth or in prediction."""
+"""Metrics of a model's outputs. Macro averages are over the classes that occur among labels or predictions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ M = TypeVar("M", bound=Metric)
 LOWER_IS_BETTER = frozenset(
     {"loss", "calibration_error", "entropy", "error", "mae", "mse", "rmse", "nll", "brier", "perplexity"}
 )
-CELLS = 1 << 20  # of confusion matrices at a time
+CELLS = 1 << 20  # most cells of the confusion matrices that are computed together
 
 
 def lower_is_better(metric: M) -> M:
@@ -37,45 +37,45 @@ def direction(name: str, metric: Metric | None = None) -> Direction:
 
 
 def confusion(outputs: Tensor, y: Tensor) -> Tensor:
-    """(C, C) counts: row = truth, column = prediction."""
+    """Counts (C, C): rows are labels, columns are predictions."""
     classes = outputs.shape[1]
     return torch.bincount(y * classes + outputs.argmax(1), minlength=classes * classes).reshape(classes, classes)
 
 
 def per_class(counts: Tensor) -> dict[str, list[float]]:
     """Accuracy, precision, sensitivity, specificity and F1 of each class against the rest; 0 where undefined."""
-    return {name: found.tolist() for name, found in _against_rest(counts).items()}
+    return {name: values.tolist() for name, values in _against_rest(counts).items()}
 
 
 def _against_rest(counts: Tensor) -> dict[str, Tensor]:
-    """(..., C) of counts (..., C, C)."""
+    """The metrics of each class, (..., C), from counts (..., C, C)."""
     c = counts.double()
     hit = c.diagonal(dim1=-2, dim2=-1)
-    truth, said, n = c.sum(-1), c.sum(-2), c.sum((-2, -1)).unsqueeze(-1)
+    truth, predicted, n = c.sum(-1), c.sum(-2), c.sum((-2, -1)).unsqueeze(-1)
 
     def ratio(a: Tensor, b: Tensor) -> Tensor:
         return torch.where(b > 0, a / b.clamp(min=1), torch.zeros_like(a))
 
     return {
-        "accuracy": ratio(n - truth - said + 2 * hit, n.expand_as(hit)),
-        "precision": ratio(hit, said),
+        "accuracy": ratio(n - truth - predicted + 2 * hit, n.expand_as(hit)),
+        "precision": ratio(hit, predicted),
         "recall": ratio(hit, truth),
-        "specificity": ratio(n - truth - said + hit, n - truth),
-        "f1": ratio(2 * hit, truth + said),
+        "specificity": ratio(n - truth - predicted + hit, n - truth),
+        "f1": ratio(2 * hit, truth + predicted),
     }
 
 
 def recalls(counts: Tensor) -> list[float | None]:
-    """The share of each class's rows that is recognised, from `confusion`; None for a class without rows."""
+    """The recall of each class, from `confusion`; None for a class without rows."""
     truth = counts.sum(1)
     each = (counts.diagonal().double() / truth.clamp(min=1)).tolist()
     return [r if n else None for r, n in zip(each, truth.tolist(), strict=True)]
 
 
 def local_accuracy(recall: Sequence[float | None], counts: Sequence[float]) -> float | None:
-    """sum_c pi_c acc_c: a common test set seen with one's own shares pi of the classes (of those that it has).
+    """sum_c pi_c acc_c: accuracy on a common test set, weighted by a client's class shares pi (over classes in the test set).
 
-    SLFed's local-non-IID accuracy, without the noise of drawing a test set for each client.
+    This is SLFed's local-non-IID accuracy, without the noise of drawing a test set for each client.
 
     >>> round(local_accuracy([0.9, 0.5, 0.7], [2000, 5, 1000]), 6)
     0.832779
@@ -86,7 +86,7 @@ def local_accuracy(recall: Sequence[float | None], counts: Sequence[float]) -> f
 
 
 def entropy(p: Tensor) -> Tensor:
-    """Predictive entropy of each row of probabilities, as a share of the most there can be, ln C: 0 sure, 1 no idea.
+    """Predictive entropy of each row of probabilities, divided by its maximum ln C: 0 is certain, 1 is uniform.
 
     >>> entropy(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
     tensor([0., 1.])
@@ -97,55 +97,55 @@ def entropy(p: Tensor) -> Tensor:
 def calibration_error(p: Tensor, y: Tensor, bins: int = 15) -> float:
     """Expected calibration error: the mean over rows of |accuracy - confidence| of the row's bin of confidence (Guo et al. 2017).
 
-    >>> calibration_error(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))  # right half the time
+    >>> calibration_error(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))  # half of them are right
     0.25
     """
     return _calibration_errors(p, y, _Rows([len(y)]), bins)[0]
 
 
 class _Rows:
-    """Which rows are whose, where several have theirs one after another: so many each."""
+    """Rows of several owners, one after another; `sizes` are their numbers of rows."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.count, self._sizes = len(sizes), torch.tensor(sizes)
-        self.whose = torch.repeat_interleave(torch.arange(len(sizes)), self._sizes)
+        self.owner = torch.repeat_interleave(torch.arange(len(sizes)), self._sizes)
 
     def means(self, values: Tensor) -> list[float]:
-        """Everyone's own mean."""
-        return self.over(torch.zeros(self.count, dtype=torch.float64).index_add(0, self.whose, values.double()))
+        """The mean for each owner."""
+        return self.over(torch.zeros(self.count, dtype=torch.float64).index_add(0, self.owner, values.double()))
 
     def over(self, totals: Tensor) -> list[float]:
-        """Everyone's own total by its rows."""
-        found: list[float] = (totals / self._sizes).tolist()
-        return found
+        """The total of each owner, divided by its number of rows."""
+        means: list[float] = (totals / self._sizes).tolist()
+        return means
 
 
 def _calibration_errors(p: Tensor, y: Tensor, rows: _Rows, bins: int = 15) -> list[float]:
-    confidence, said = p.double().max(1)
-    gap = (said == y).double() - confidence
+    confidence, predicted = p.double().max(1)
+    gap = (predicted == y).double() - confidence
     bin_ = (confidence * bins).ceil().long().clamp(1, bins) - 1
-    total = torch.zeros(rows.count * bins).double().index_add(0, rows.whose * bins + bin_, gap)
+    total = torch.zeros(rows.count * bins).double().index_add(0, rows.owner * bins + bin_, gap)
     return rows.over(total.reshape(-1, bins).abs().sum(1))
 
 
 def classification(outputs: Tensor, y: Tensor) -> dict[str, float]:
-    """Every metric of a classifier; recall is the macro sensitivity."""
+    """All metrics of a classifier; recall is the macro sensitivity."""
     return classifications(outputs, y, [len(y)])[0]
 
 
 def classifications(outputs: Tensor, y: Tensor, sizes: Sequence[int]) -> list[dict[str, float]]:
-    """`classification` of each of several, whose rows lie one after another: so many each."""
+    """`classification` for several owners. Their rows follow one another; `sizes` are their numbers of rows."""
     classes = outputs.shape[1]
     if len(sizes) > (most := max(1, CELLS // classes**2)):
         end = sum(sizes[:most])
         rest = classifications(outputs[end:], y[end:], sizes[most:])
         return [*classifications(outputs[:end], y[:end], sizes[:most]), *rest]
     rows = _Rows(sizes)
-    cells = (rows.whose * classes + y) * classes + outputs.argmax(1)
+    cells = (rows.owner * classes + y) * classes + outputs.argmax(1)
     counts = torch.bincount(cells, minlength=len(sizes) * classes**2).reshape(-1, classes, classes)
-    truth, said, hit = counts.sum(-1), counts.sum(-2), counts.diagonal(dim1=-2, dim2=-1).sum(-1)
-    each = {name: found.tolist() for name, found in _against_rest(counts).items() if name != "accuracy"}
-    occurs, present = ((truth + said) > 0).tolist(), (truth > 0).tolist()
+    truth, predicted, hit = counts.sum(-1), counts.sum(-2), counts.diagonal(dim1=-2, dim2=-1).sum(-1)
+    each = {name: values.tolist() for name, values in _against_rest(counts).items() if name != "accuracy"}
+    occurs, present = ((truth + predicted) > 0).tolist(), (truth > 0).tolist()
     p = torch.softmax(outputs.double(), 1)
     top = outputs.topk(min(5, classes), dim=1).indices
     columns = {
@@ -168,11 +168,11 @@ def _mean_where(values: Sequence[float], wanted: Sequence[bool]) -> float:
 def measure_each(
     outputs: Tensor, y: Tensor, sizes: Sequence[int], metrics: Mapping[str, Metric] | None, loss: Metric
 ) -> list[dict[str, float]]:
-    """A task's metrics for each of several, whose rows lie one after another: the classifier's, or the user's own with the loss."""
+    """The metrics of a task for several owners: those of a classifier, or the user's own and the loss."""
     if metrics is None:
         return classifications(outputs, y, sizes)
-    found = []
+    measured = []
     for mine, labels in zip(outputs.split(list(sizes)), y.split(list(sizes)), strict=True):
         own = {name: float(metric(mine, labels)) for name, metric in metrics.items()}
-        found.append({"loss": loss(mine, labels)} | own)
-    return found
+        measured.append({"loss": loss(mine, labels)} | own)
+    return measured

@@ -1,11 +1,10 @@
 """The algebra of models: free functions on flat dicts of tensors.
 
-Weights have plain names; *buffers* (BatchNorm's running mean, variance and counter, and parameters that a module has frozen) are
-marked by a leading "~", put there by `Task` from the module's structure. So everything that corrects, scales or samples can
-leave buffers alone, and everything that averages averages them too, except counters (integer tensors), which are taken from the
-first.
+Weights have plain names. The names of *buffers* (BatchNorm's running mean, variance and counter, and frozen parameters) start
+with "~", which `Task` adds from the structure of the module. Corrections, scaling and sampling can therefore leave buffers
+alone. Averages include them, except counters (integer tensors), which are taken from the first model.
 
-Binary operations run over the names of their *left* operand, so a correction over weights combines with a whole model.
+Binary operations use the names of their *left* operand, so a correction of weights can be combined with a whole model.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ BUFFER = "~"
 
 
 def weights(p: Mapping[str, Tensor]) -> Params:
-    """What is trained: everything but buffers."""
+    """The trained parameters: everything except buffers."""
     return {k: v for k, v in p.items() if not k.startswith(BUFFER)}
 
 
 def buffers(p: Mapping[str, Tensor]) -> Params:
-    """What layers keep for themselves: running means, variances, counters."""
+    """The buffers: running means, variances, counters, frozen parameters."""
     return {k: v for k, v in p.items() if k.startswith(BUFFER)}
 
 
 def pick(p: Mapping[str, Tensor], names: Collection[str]) -> Params:
-    """The part of a model with these names; put together again with `|`."""
+    """The part of a model with these names. Use `|` to put parts together."""
     return {k: v for k, v in p.items() if k in names}
 
 
@@ -42,7 +41,7 @@ def drop(p: Mapping[str, Tensor], names: Collection[str]) -> Params:
 
 
 def apply(f: Callable[..., Tensor], a: Mapping[str, Tensor], *others: Mapping[str, Tensor]) -> Params:
-    """f name by name, over the names of the first."""
+    """Apply f to the tensors of each name of the first model."""
     return {k: f(v, *(o[k] for o in others)) for k, v in a.items()}
 
 
@@ -59,12 +58,12 @@ def sub(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Params:
 
 
 def scale(p: Mapping[str, Tensor], s: float) -> Params:
-    """s p; counters stay."""
+    """s p; counters are unchanged."""
     return apply(lambda v: v * s if v.is_floating_point() else v, p)
 
 
 def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
-    """<a, b> over the names of a."""
+    """<a, b>, over the names of a."""
     return torch.stack([(v * b[k]).sum() for k, v in a.items()]).sum()
 
 
@@ -74,20 +73,20 @@ def sq_norm(a: Mapping[str, Tensor]) -> Tensor:
 
 
 def vector(p: Mapping[str, Tensor]) -> Tensor:
-    """All numbers in one row, in the order of the names."""
+    """All numbers as one vector, in the order of the names."""
     return torch.cat([v.flatten() for v in p.values()])
 
 
 def move(x: Mapping[str, Tensor], to: Mapping[str, Tensor], rate: float) -> Params:
-    """x + rate (to - x) for weights; buffers go all the way, whatever the rate."""
+    """x + rate (to - x) for weights. Buffers are those of `to`, whatever the rate."""
     return {k: v + rate * (to[k] - v) if not k.startswith(BUFFER) else to[k] for k, v in x.items()}
 
 
 def average(models: Iterable[tuple[Mapping[str, Tensor], float]]) -> Params:
-    """sum_k w_k p_k / sum_k w_k of (model, weight) pairs, one pass, memory of one model.
+    """sum_k w_k p_k / sum_k w_k of (model, weight) pairs, in one pass, with one model in memory.
 
-    The running mean m += w/W (p - m): identical models come back bit for bit, and the result lies in their hull.
-    Counters (integer tensors) are the first's.
+    This is the running mean m += w/W (p - m): the mean of identical models is the same model bit for bit, and every mean lies
+    in the convex hull of the models. Counters (integer tensors) are those of the first model.
 
     >>> average([({"w": torch.tensor([1.0])}, 1), ({"w": torch.tensor([3.0])}, 3)])
     {'w': tensor([2.5000])}
@@ -96,7 +95,7 @@ def average(models: Iterable[tuple[Mapping[str, Tensor], float]]) -> Params:
     total = 0.0
     for model, weight in models:
         if not weight >= 0:
-            raise ValueError(f"a weight of {weight} in an average")
+            raise ValueError(f"the weight of a model in an average must be at least 0, not {weight}")
         total += weight
         if mean is None:
             mean = {k: v.clone() for k, v in model.items()}
@@ -104,7 +103,7 @@ def average(models: Iterable[tuple[Mapping[str, Tensor], float]]) -> Params:
             floats = [k for k, v in mean.items() if v.is_floating_point()]
             foreach.lerp_([mean[k] for k in floats], [model[k] for k in floats], weight / total)
     if mean is None or total == 0:
-        raise ValueError("an average of nothing")
+        raise ValueError("an average needs at least one model with a positive weight")
     return mean
 
 
@@ -114,5 +113,5 @@ def mean(models: Iterable[Mapping[str, Tensor]]) -> Params:
 
 
 def count(p: Mapping[str, Tensor]) -> int:
-    """How many numbers."""
+    """The number of numbers in a model."""
     return sum(v.numel() for v in p.values())

@@ -1,4 +1,4 @@
-"""A user's own class or function, named `file.py:Name`."""
+"""Load a user's class or function, written as `file.py:Name`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kilter.errors import Mistake, unknown
 
 
 def is_file_spec(spec: str) -> bool:
-    """Whether this names something in a file.
+    """Whether this names an object in a file.
 
     >>> is_file_spec("my/net.py:Net"), is_file_spec("cnn:32")
     (True, False)
@@ -21,7 +21,7 @@ def is_file_spec(spec: str) -> bool:
 
 
 def load_object(spec: str) -> object:
-    """What `Name` is in `file.py`, which is run as a module; it may import the files beside it."""
+    """The object `Name` of `file.py`. The file is run as a module and may import files in its folder."""
     file, _, name = spec.rpartition(":")
     if not file.endswith(".py") or not name.isidentifier():
         raise Mistake(f"'{spec}' does not name an object in a file: write path/to/file.py:Name.")
@@ -29,14 +29,14 @@ def load_object(spec: str) -> object:
     if not hasattr(module, name):
         own = [n for n, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
         if not own:
-            raise Mistake(f"{file} defines no '{name}', nor any other class or function: check the path.")
+            raise Mistake(f"{file} defines neither '{name}' nor any other class or function: check the path.")
         raise unknown(f"name in {file}", name, own)
-    found: object = getattr(module, name)
-    return found
+    value: object = getattr(module, name)
+    return value
 
 
 def _run(path: Path) -> ModuleType:
-    """The file as a module; the same text at the same place is run once in a process."""
+    """Run the file as a module. A file with the same path and text is run once in a process."""
     try:
         path = path.expanduser().resolve()
         source = path.read_bytes()
@@ -49,12 +49,12 @@ def _run(path: Path) -> ModuleType:
     module.__file__ = str(path)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    sys.modules[name] = module  # before it runs: dataclasses look their module up
+    sys.modules[name] = module  # before it runs, because dataclasses look up their module
     try:
         exec(compile(source, str(path), "exec"), vars(module))
     except Exception as error:
         del sys.modules[name]
-        raise Mistake(f"{path} does not run: {error_text(error, path)}. Correct it there.") from error
+        raise Mistake(f"{path} cannot be run: {error_text(error, path)}. Correct the file.") from error
     return module
 
 

@@ -1,4 +1,4 @@
-"""A Task: what is learned. Any nn.Module with a loss and metrics, as pure functions of a flat dict of parameters."""
+"""A Task: any nn.Module with a loss and metrics, as pure functions of a flat dict of parameters."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 class Task:
-    """What is learned: a network, its loss, its metrics.
+    """A network, its loss and its metrics.
 
-    `module` is an nn.Module (its weights as they stand are the initial model) or a function that makes one (initialised anew
-    from each seed). `loss(outputs, y)` gives one loss a row; `metrics` maps names to `f(outputs, y) -> float` (default: the
-    classifier's metrics). `mean` and `std` standardise images by channel before the network sees them. Parameters that the module
-    has frozen (`requires_grad_(False)`) stay as they are.
+    `module` is an nn.Module, whose weights are the initial model, or a function that creates one, with new weights for each
+    seed. `loss(outputs, y)` returns one loss for each row. `metrics` maps names to `f(outputs, y) -> float` (default: the metrics
+    of a classifier). `mean` and `std` standardise the channels of images before the network. Frozen parameters
+    (`requires_grad_(False)`) are not trained.
 
     >>> task = Task(lambda: nn.Linear(2, 3))
     >>> sorted(task.init(seed=0))
@@ -53,10 +53,10 @@ class Task:
         self._train, self._eval = copy.deepcopy(net).train(), net.eval()
         self._buffers: dict[torch.device, Params] = {}
         self._train_fast = pool_before_relu(copy.deepcopy(net)).train()
-        self._init: dict[int, Params] = {}  # the last seed's initial model
+        self._init: dict[int, Params] = {}  # the initial model of the last seed
         self.rows_loss = loss
         self.metrics = metrics
-        # module's name -> our name; a parameter that is frozen (`requires_grad_(False)`) is like a buffer: it is never trained
+        # Names in the module -> names in Params. Frozen parameters count as buffers: they are never trained.
         self.names = {name: name if p.requires_grad else BUFFER + name for name, p in net.named_parameters()}
         self.names |= {name: BUFFER + name for name, _ in net.named_buffers() if name in net.state_dict()}
         shape = (1, -1, 1, 1)
@@ -71,24 +71,24 @@ class Task:
 
     @property
     def module(self) -> nn.Module:
-        """The network as a module, for its structure."""
+        """The network as a module, to inspect its structure."""
         return self._eval
 
     def init(self, seed: int) -> Params:
-        """The initial model: the module's own weights, or fresh ones from this seed."""
+        """The initial model: the weights of the module, or new ones from this seed."""
         if seed not in self._init:
             net = self._train if self._make is None else self._fresh(seed)
             self._init = {seed: {self.names[k]: v.detach() for k, v in net.state_dict().items() if k in self.names}}
         return {k: v.clone() for k, v in self._init[seed].items()}
 
     def load(self, params: Params) -> nn.Module:
-        """A module with these parameters, to save, export or use elsewhere."""
+        """A module with these parameters, to save or export."""
         net = copy.deepcopy(self._eval)
         net.load_state_dict({k: params[ours] for k, ours in self.names.items()}, strict=False)
         return net
 
     def named(self, *kinds: type[nn.Module]) -> frozenset[str]:
-        """Names of the parameters and buffers of these kinds of layers, e.g. `task.named(nn.BatchNorm2d)`."""
+        """Names of the parameters and buffers of layers of these types, e.g. `task.named(nn.BatchNorm2d)`."""
         return frozenset(
             self.names[f"{path}.{name}" if path else name]
             for path, layer in self._eval.named_modules()
@@ -97,11 +97,13 @@ class Task:
         )
 
     def part(self, prefix: str) -> frozenset[str]:
-        """Names under one submodule, e.g. `task.part("head")`."""
-        found = frozenset(ours for name, ours in self.names.items() if name.startswith(prefix + "."))
-        if not found:
-            raise Mistake(f"This method needs a network with a submodule '{prefix}': name one so in your module.")
-        return found
+        """Names of the parameters and buffers of one submodule, e.g. `task.part("head")`."""
+        names = frozenset(ours for name, ours in self.names.items() if name.startswith(prefix + "."))
+        if not names:
+            raise Mistake(
+                f"This method needs a network with a submodule '{prefix}': give your module one of that name."
+            )
+        return names
 
     def head_shape(self) -> tuple[int, int]:
         """(classes, features) of the linear layer `head`."""
@@ -110,7 +112,7 @@ class Task:
         return rows, columns
 
     def outputs(self, params: Params, x: Tensor, training: bool = False) -> Tensor:
-        """What the network says of x. In training, BatchNorm updates the buffers in `params` in place."""
+        """The outputs of the network. With `training`, BatchNorm updates the buffers in `params` in place."""
         net = self._network(training)
         out: Tensor = functional_call(
             net,
@@ -130,16 +132,16 @@ class Task:
         return self._buffers[device]
 
     def features(self, params: Params, x: Tensor, training: bool = False) -> Tensor:
-        """What the submodule `body` says of x; `outputs` is `head` of it."""
+        """The outputs of the submodule `body`, which are the inputs of `head`."""
         return self._part(self._network(training), "body", params, self.standard(x))
 
     def head(self, params: Params, features: Tensor) -> Tensor:
-        """What the submodule `head` says of features."""
+        """The outputs of the submodule `head` for these features."""
         return self._part(self._network(False), "head", params, features)
 
     def _part(self, net: nn.Module, part: str, params: Params, x: Tensor) -> Tensor:
         if not hasattr(net, part):
-            self.part(part)  # says what is missing
+            self.part(part)  # raises a Mistake that names the missing part
         names = {name: ours for name, ours in self.names.items() if name.startswith(part + ".")}
         own = {name.removeprefix(part + "."): params[ours] for name, ours in names.items()}
         constants = self._constants(x.device).items()
@@ -148,7 +150,7 @@ class Task:
         return out
 
     def standard(self, x: Tensor) -> Tensor:
-        """x as the network wants it: standardised where the task says so."""
+        """x, standardised if the task has `mean` and `std`."""
         if self._shift is None or self._spread is None:
             return x
         return (x - self._shift.to(x.device)) / self._spread.to(x.device)
@@ -158,7 +160,7 @@ class Task:
         return self.rows_loss(self.outputs(params, batch["x"], training=True), batch["y"])
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
-        """The mean training loss; rows weigh `batch["weight"]` if that column is there (divided by the number of rows)."""
+        """The mean training loss. With a column `weight`, losses are weighted by it and divided by the number of rows."""
         losses = self.losses(params, batch)
         return (losses * batch["weight"]).mean() if "weight" in batch else losses.mean()
 
@@ -177,11 +179,11 @@ class Task:
             return torch.cat([f(part) for part in x.split(EVAL_BATCH)])
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        """The task's metrics of these outputs."""
+        """The metrics of these outputs."""
         return self.measure_each(outputs, y, [len(y)])[0]
 
     def measure_each(self, outputs: Tensor, y: Tensor, sizes: Sequence[int]) -> list[dict[str, float]]:
-        """Those of each of several nodes, whose rows lie one after another: so many each."""
+        """The metrics of several nodes. Their rows follow one another; `sizes` are their numbers of rows."""
         return measure_each(outputs, y, sizes, self.metrics, lambda o, t: float(self.rows_loss(o, t).mean()))
 
     def direction(self, name: str) -> Direction:
@@ -189,18 +191,18 @@ class Task:
         return direction(name, (self.metrics or {}).get(name))
 
     def evaluate(self, params: Params, rows: Rows) -> dict[str, float]:
-        """The task's metrics of this model on these rows."""
+        """The metrics of this model on these rows."""
         return self.measure(self.predict(params, rows["x"]), rows["y"])
 
     def size(self) -> int:
-        """How many weights are trained."""
+        """The number of trained weights."""
         return count(weights(self.init(0)))
 
     def restore(self, path: str | Path) -> Params:
-        """A model saved by a run (`model.safetensors`): plain names, as `load` gives them."""
+        """Load a model that a run saved (`model.safetensors`)."""
         from safetensors.torch import load_file
 
-        found = load_file(path)
-        if missing := set(self.names) - set(found):
-            raise Mistake(f"'{path}' is not a model of this kind: it lacks {min(missing)}.")
-        return {ours: found[name] for name, ours in self.names.items()}
+        tensors = load_file(path)
+        if missing := set(self.names) - set(tensors):
+            raise Mistake(f"'{path}' is not a model of this task: it has no {min(missing)}.")
+        return {ours: tensors[name] for name, ours in self.names.items()}

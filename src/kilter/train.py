@@ -1,8 +1,8 @@
-"""The local optimiser: how a `Fit` is performed. The only place where anything is trained.
+"""The local optimisers: how a `Fit` is performed.
 
-`run_one` trains one node; `kilter.fast` trains several as one computation, with the same plans. The optimisers follow torch.optim's
-arithmetic (tests compare bit for bit) on flat lists of tensors; torch.optim itself would cost 1.9 s of import per process and
-cannot train clients stacked.
+`run_one` trains one node; `kilter.fast` trains several as one computation, with the same plans. The optimisers use the
+arithmetic of torch.optim (tests compare bit for bit) on flat lists of tensors. Importing torch.optim takes 1.9 s in every process,
+and it cannot train several clients as one computation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kilter.seeds import generator
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(ABC):
-    """How a node trains: how long, in which batches, by which rule."""
+    """How a node trains: the number of epochs, the batches, the update rule."""
 
     lr: float = option(0.01, "Learning rate.", above=0)
     epochs: int = option(1, "Passes over the node's rows in a round.", at_least=1)
@@ -44,12 +44,12 @@ class Plan(ABC):
         check(self, type(self).__name__)
 
     def steps(self, rows: int) -> int:
-        """How many steps a node with this many rows takes."""
+        """The number of steps in a fit on this many rows."""
         return self.epochs * len(lengths(rows, self.batch))
 
     @property
     def rate(self) -> float | None:
-        """If a step is nothing but w - rate g: that."""
+        """The rate, if a step is exactly w - rate g; else None."""
         return None
 
     def at(self, round: int) -> Self:
@@ -61,23 +61,23 @@ class Plan(ABC):
         return plan
 
     def travel(self, rows: int) -> float:
-        """How far a constant gradient of one moves a weight in a whole fit: (x - y) / travel is a mean gradient."""
+        """The distance that a constant gradient of one moves a weight in a fit: (x - y) / travel is a mean gradient."""
         raise Mistake(
-            f"This method reads gradients off the way a node has gone, which {type(self).__name__} hides: use SGD."
+            f"This method computes gradients from the change of the weights, which {type(self).__name__} rules out: use SGD."
         )
 
     @abstractmethod
     def begin(self, weights: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Fresh optimiser state."""
+        """The initial state of the optimiser."""
 
     @abstractmethod
     def update(self, weights: list[Tensor], grads: list[Tensor], state: list[list[Tensor]], t: int) -> None:
-        """Step t = 1, 2, ... in place."""
+        """Take step t = 1, 2, ... in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SGD(Plan):
-    """Stochastic gradient descent, with momentum if asked."""
+    """Stochastic gradient descent with optional momentum."""
 
     momentum: float = option(0.0, "Momentum.", at_least=0, below=1)
 
@@ -87,7 +87,7 @@ class SGD(Plan):
 
     def travel(self, rows: int) -> float:
         steps, m = self.steps(rows), self.momentum
-        # Gradient t = 1..K is counted 1 + m + ... + m^(K-t) times; without momentum that is lr K.
+        # Gradient t = 1..K counts 1 + m + ... + m^(K-t) times. Without momentum the sum is K.
         return self.lr * (sum((1 - m**k) / (1 - m) for k in range(1, steps + 1)) if m else steps)
 
     def begin(self, weights: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -106,7 +106,7 @@ class SGD(Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(Plan):
-    """Adam (Kingma, Ba), for density models and generators."""
+    """Adam (Kingma, Ba)."""
 
     lr: float = option(1e-3, "Learning rate.", above=0)
     beta1: float = option(0.9, "Adam's decay rate of the mean gradient.", at_least=0, below=1)
@@ -134,7 +134,7 @@ PLANS: dict[str, type[Plan]] = {"sgd": SGD, "adam": Adam}
 
 @dataclass(frozen=True)
 class Fitted:
-    """What came of a Fit."""
+    """The result of a Fit."""
 
     params: Params
     loss: float  # mean over the steps
@@ -143,8 +143,7 @@ class Fitted:
 
 @lru_cache(1024)
 def lengths(rows: int, batch: int) -> tuple[int, ...]:
-    """The numbers of rows of an epoch's steps. A last row that would be alone joins the batch before it: BatchNorm cannot learn
-    from one.
+    """The batch sizes of an epoch. A single last row joins the batch before it, because BatchNorm cannot train on one row.
 
     >>> lengths(70, 32), lengths(65, 32), lengths(20, 32)
     ((32, 32, 6), (32, 33), (20,))
@@ -158,17 +157,17 @@ def lengths(rows: int, batch: int) -> tuple[int, ...]:
 
 
 def order(fit: Fit) -> Tensor:
-    """The positions of all steps' rows, one after another: every epoch a new order, from the fit's own seed."""
+    """The positions of the rows of all steps, one after another. Every epoch has a new order, derived from the seed of the fit."""
     n, size, epochs = len(fit.rows), fit.plan.batch, fit.plan.epochs
     if not size or size >= n:
         return torch.arange(n).repeat(epochs)
     rng = generator(fit.seed, "batches")
-    found = [torch.randperm(n, generator=rng) for _ in range(epochs)]
-    return found[0] if epochs == 1 else torch.cat(found) if found else torch.arange(0)
+    orders = [torch.randperm(n, generator=rng) for _ in range(epochs)]
+    return orders[0] if epochs == 1 else torch.cat(orders)
 
 
 def batches(fit: Fit) -> Iterator[Tensor | slice]:
-    """Positions of each step's rows."""
+    """The positions of the rows of each step."""
     sizes = lengths(len(fit.rows), fit.plan.batch)
     if not fit.plan.batch or fit.plan.batch >= len(fit.rows):
         yield from [slice(None)] * fit.plan.epochs
@@ -177,14 +176,14 @@ def batches(fit: Fit) -> Iterator[Tensor | slice]:
 
 
 def trainable(fit: Fit) -> list[str]:
-    """The names a fit trains: those it asks for, or every weight."""
+    """The names of the parameters that a fit trains: those it selects, or all weights."""
     if fit.train is not None:
         return [k for k in fit.params if k in fit.train and not k.startswith(BUFFER)]
     return [k for k, v in fit.params.items() if not k.startswith(BUFFER) and v.is_floating_point()]
 
 
 def clip_(grads: list[Tensor], limit: float) -> None:
-    """Shrink the gradient to this norm if it is longer."""
+    """Scale the gradient down to this norm if it is larger."""
     norm = torch.stack(foreach.norm(grads)).norm()
     foreach.mul_(grads, torch.clamp(limit / (norm + 1e-6), max=1.0))
 

@@ -84,7 +84,7 @@ def net(width: str = "64", outputs: str = "classes", result: str = "self.head(se
         (net(result="(self.head(self.flat(x)), x)"), "returns a tuple: its forward must return one tensor"),
         (net(result="self.haed(x)"), "line 8: AttributeError: 'Net' object has no attribute 'haed'"),
         ("Net = 3", "is not a class or function"),
-        ("def Net(shape, classes): return None", "it must make a torch.nn.Module"),
+        ("def Net(shape, classes): return None", "it must return a torch.nn.Module"),
     ],
 )
 def test_a_model_that_cannot_work(refused, source, message):

@@ -1,8 +1,8 @@
-"""The papers' networks by name.
+"""The networks of the papers, by name.
 
-Every network here has two parts, `body` and `head`, with `forward(x) = head(body(x))`: the head is the last linear
-layer, the body gives the features it sees (in `simple-cnn` and `resnet18:bn:256` the projection, MOON's z). Names of
-parameters therefore start with "body." or "head.". A user's own network needs the two only for methods that split it.
+Every network here has two parts, `body` and `head`, with `forward(x) = head(body(x))`. The head is the last linear layer. The body
+computes its inputs: features, or in `simple-cnn` and `resnet18:bn:256` the projection, MOON's z. Names of parameters
+therefore start with "body." or "head.". Your own network needs these parts only for methods that split the network.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["MODELS", "Network", "Shape", "build", "load_weights"]
 
 
 def build(name: str, shape: Shape, classes: int) -> nn.Module:
-    """A fresh network from `name:option:option`, or from a user's class or function `path/to/file.py:Net`.
+    """Build a network from `name:option:option`, or with a user's class or function `path/to/file.py:Net`.
 
     >>> build("mlp:64", (1, 28, 28), 10).head
     Linear(in_features=64, out_features=10, bias=True)
@@ -46,7 +46,7 @@ def _options(name: str) -> list[inspect.Parameter]:
 
 
 def _parse(name: str, options: list[str]) -> list[Any]:
-    """The texts after the name as values of the builder's annotated types."""
+    """Parse the options after the name, by the annotated types of the builder."""
     known = _options(name)
     if len(options) > len(known):
         takes = "one option" if len(known) == 1 else f"{len(known) or 'no'} options"
@@ -65,26 +65,26 @@ def _parse(name: str, options: list[str]) -> list[Any]:
 
 
 def _usage(name: str) -> str:
-    """How to write a model with all its options: `resnet18:norm:project`."""
+    """How to write the model with all its options: `resnet18:norm:project`."""
     return ":".join([name, *(option.name for option in _options(name))])
 
 
 def _from_file(spec: str, shape: Shape, classes: int) -> nn.Module:
-    """Call the user's class or function with as many of `shape` and `classes` as it takes."""
+    """Call the user's class or function with `shape` and `classes`, if it takes them."""
     make = load_object(spec)
     if not callable(make) or isinstance(make, nn.Module):
-        raise Mistake(f"{spec} is not a class or function: name one that makes the network.")
+        raise Mistake(f"{spec} is not a class or function: name one that creates the network.")
     parameters = inspect.signature(make).parameters.values()
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    given = {key: value for key, value in (("shape", shape), ("classes", classes)) if key in named}
+    arguments = {key: value for key, value in (("shape", shape), ("classes", classes)) if key in named}
     needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    if extra := [p for p in needed if p not in given]:
+    if extra := [p for p in needed if p not in arguments]:
         raise Mistake(
-            f"{spec} wants {', '.join(extra)}: only `shape` and `classes` are given, the rest needs defaults."
+            f"{spec} requires {', '.join(extra)}: only `shape` and `classes` are passed, so other parameters need defaults."
         )
-    net = make(**given)
+    net = make(**arguments)
     if not isinstance(net, nn.Module):
-        raise Mistake(f"{spec} made a {type(net).__name__}: it must make a torch.nn.Module.")
+        raise Mistake(f"{spec} returned a {type(net).__name__}: it must return a torch.nn.Module.")
     return net
 
 
@@ -101,7 +101,7 @@ BUILDERS: Mapping[str, Callable[..., Network]] = {
 
 
 def _describe(name: str) -> str:
-    """The builder's one line, and how its options are written, with their defaults."""
+    """The description of a model: the first line of its builder, and its options with defaults."""
     line = (BUILDERS[name].__doc__ or "").strip().removesuffix(".")
     options = [f"{o.name} {'|'.join(get_args(o.annotation)) or o.default or 'none'}" for o in _options(name)]
     return f"{line}. Options: {_usage(name)} ({', '.join(options)})." if options else f"{line}."

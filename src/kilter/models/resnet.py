@@ -1,4 +1,4 @@
-"""Residual networks (He et al. 2016). Names inside the body are torchvision's, so that its weights can be loaded."""
+"""Residual networks (He et al. 2016). Names in the body are those of torchvision, so that its weights can be loaded."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Norm = Literal["bn", "gn"]  # GroupNorm with 32 groups
 
 
 def resnet18(shape: Shape, classes: int, norm: Norm = "bn", project: int = 0) -> Network:
-    """ResNet-18; 3x3 stem, from 128 pixels on ImageNet's 7x7 stem and pool; `project` (256) adds MOON's projection."""
+    """ResNet-18; 3x3 stem, or ImageNet's 7x7 stem and pool from 128 pixels on; `project` (256) adds MOON's projection."""
     return _resnet(shape, classes, Basic, (2, 2, 2, 2), norm, project)
 
 
 def resnet50(shape: Shape, classes: int, norm: Norm = "bn", project: int = 0) -> Network:
-    """ResNet-50; 3x3 stem, from 128 pixels on ImageNet's 7x7 stem and pool; `project` (256) adds MOON's projection."""
+    """ResNet-50; 3x3 stem, or ImageNet's 7x7 stem and pool from 128 pixels on; `project` (256) adds MOON's projection."""
     return _resnet(shape, classes, Bottleneck, (3, 4, 6, 3), norm, project)
 
 
 class Basic(nn.Module):
-    """Two 3x3 convolutions and a way around them."""
+    """Two 3x3 convolutions with a shortcut."""
 
     widen = 1
 
@@ -44,7 +44,7 @@ class Basic(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A 3x3 convolution between two 1x1, and a way around them; the 3x3 has the stride (as in torchvision)."""
+    """A 3x3 convolution between two 1x1, with a shortcut. The 3x3 has the stride (as in torchvision)."""
 
     widen = 4
 
@@ -72,7 +72,7 @@ def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
 
 
 def _shortcut(inputs: int, outputs: int, stride: int, norm: Callable[[int], nn.Module]) -> nn.Sequential:
-    """Nothing where the shapes agree."""
+    """The shortcut: empty if the shapes agree, else a 1x1 convolution."""
     same = stride == 1 and inputs == outputs
     return nn.Sequential() if same else nn.Sequential(_conv(inputs, outputs, 1, stride), norm(outputs))
 

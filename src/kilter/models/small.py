@@ -1,6 +1,6 @@
-"""Small networks: fully connected, and with two 5x5 convolutions.
+"""Small networks: fully connected ones, and ones with two 5x5 convolutions.
 
-The convolutions do not pad, unless the image is under 16 pixels, where two of them do not fit: then both pad by 2.
+The convolutions have no padding, except for images of fewer than 16 pixels, where two of them would not fit: there both pad by 2.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Shape = tuple[int, ...]  # of one sample: (channels, height, width) or (features
 
 
 class Network(nn.Module):
-    """A body that gives features, and the linear layer that reads them."""
+    """A body that computes features, and a linear head."""
 
     def __init__(self, body: nn.Module, head: nn.Linear) -> None:
         super().__init__()
@@ -42,30 +42,30 @@ def mlp(shape: Shape, classes: int, width: int = 64, depth: int = 1) -> Network:
 
 
 def _dense(*sizes: int) -> list[nn.Module]:
-    """Linear layers of these sizes, each with its ReLU."""
+    """Linear layers of these sizes, each followed by a ReLU."""
     return [part for i, o in pairwise(sizes) for part in (nn.Linear(i, o), nn.ReLU())]
 
 
 def cnn(shape: Shape, classes: int, channels: int = 16) -> Network:
-    """FedDisk's: 2 x (5x5 conv, pool, BatchNorm), 16 hidden units; 16 channels MNIST, 32 X-ray, 128 FEMNIST."""
+    """FedDisk's CNN: 2 x (5x5 conv, pool, BatchNorm), 16 hidden units; 16 channels for MNIST, 32 X-ray, 128 FEMNIST."""
     layers, features = _convolutions(shape, (channels, channels), norm=True)
     return Network(nn.Sequential(*layers, *_dense(features, 16)), nn.Linear(16, classes))
 
 
 def bench_cnn(shape: Shape, classes: int) -> Network:
-    """The benchmarks': 5x5 convolutions of 16 and 32 channels with pooling, 64 hidden units."""
+    """CNN of the benchmarks: 5x5 convolutions of 16 and 32 channels with pooling, 64 hidden units."""
     layers, features = _convolutions(shape, (16, 32))
     return Network(nn.Sequential(*layers, *_dense(features, 64)), nn.Linear(64, classes))
 
 
 def lenet(shape: Shape, classes: int) -> Network:
-    """LeNet-5 with ReLU and max-pooling; images under 32 pixels are padded by 2, as 28x28 is in the original."""
+    """LeNet-5 with ReLU and max-pooling; images of fewer than 32 pixels are padded by 2, like 28x28 in the original."""
     layers, features = _convolutions(shape, (6, 16), first_pad=2 if min(shape[1:], default=0) < 32 else 0)
     return Network(nn.Sequential(*layers, *_dense(features, 120, 84)), nn.Linear(84, classes))
 
 
 def simple_cnn(shape: Shape, classes: int) -> Network:
-    """MOON's and FedPDC's: 5x5 convolutions of 6 and 16 channels, 120 and 84 hidden units, projection to 256."""
+    """CNN of MOON and FedPDC: 5x5 convolutions of 6 and 16 channels, 120 and 84 hidden units, projection to 256."""
     layers, features = _convolutions(shape, (6, 16))
     trunk = nn.Sequential(*layers, *_dense(features, 120, 84))
     body = nn.Sequential(OrderedDict(features=trunk, projection=projection(84, 256)))
@@ -73,14 +73,14 @@ def simple_cnn(shape: Shape, classes: int) -> Network:
 
 
 def projection(features: int, width: int) -> nn.Sequential:
-    """MOON's: its output is compared between models."""
+    """MOON's projection. Its outputs are compared between models."""
     return nn.Sequential(*_dense(features, features), nn.Linear(features, width))
 
 
 def _convolutions(
     shape: Shape, widths: tuple[int, int], norm: bool = False, first_pad: int = 0
 ) -> tuple[list[nn.Module], int]:
-    """5x5 convolution, ReLU, 2x2 max-pool, perhaps BatchNorm, twice; and how many features come out, flat."""
+    """Twice: 5x5 convolution, ReLU, 2x2 max-pool and optional BatchNorm. Also returns the number of flat features."""
     channels, height, width = image(shape)
     pads = (first_pad, 0) if min(height, width) >= 16 else (2, 2)
     layers: list[nn.Module] = []
@@ -90,7 +90,7 @@ def _convolutions(
         channels, height, width = out, (height + 2 * pad - 4) // 2, (width + 2 * pad - 4) // 2
     if min(height, width) < 1:
         raise Mistake(
-            f"Images of {shape[1]}x{shape[2]} are too small for this network (4x4 at least): use mlp or linear."
+            f"Images of {shape[1]}x{shape[2]} are too small for this network, which needs at least 4x4: use mlp or linear."
         )
     return [*layers, nn.Flatten()], channels * height * width
 
@@ -98,5 +98,5 @@ def _convolutions(
 def image(shape: Shape) -> tuple[int, int, int]:
     """Channels, height, width."""
     if len(shape) != 3:
-        raise Mistake(f"This network needs images, and a sample is {shape[0]} plain features: use mlp or linear.")
+        raise Mistake(f"This network needs images, but a sample has {shape[0]} plain features: use mlp or linear.")
     return shape[0], shape[1], shape[2]
