@@ -162,7 +162,9 @@ def test_the_command_line_shows_what_did_not_happen(tmp_path: Path) -> None:
     assert "fewer than two contributors: keeps its own model: " in done.output
 
 
-@pytest.mark.parametrize(("name", "what"), [("clustered", "the clusters never split"), ("cm", "never told apart")])
+@pytest.mark.parametrize(
+    ("name", "what"), [("clustered", "the clusters never split"), ("cm", "never divided into clusters")]
+)
 def test_clusters_that_never_were_are_noticed(name: str, what: str) -> None:
     summary = federate(method(name, mlp_task(), warm=9), federation(), 2).summary
     assert any(what in notice.what for notice in summary.notices)

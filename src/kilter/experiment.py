@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import tomli_w
 import torch
 
 import kilter
-from kilter.core import Data, Method
+from kilter.core import Data, Method, Rows
 from kilter.data import DATASETS, Dataset, Split, load, split
 from kilter.data.split import public_file
 from kilter.errors import Mistake, unknown
@@ -31,15 +31,37 @@ from kilter.plugins import is_file_spec
 from kilter.records.run_folder import Store, write
 from kilter.runtimes.base import Runtime
 from kilter.runtimes.robust import parse as parse_robust
-from kilter.runtimes.simulation import Missing, Simulation
+from kilter.runtimes.simulation import Fault, Missing, Simulation
 from kilter.runtimes.trial import smallest_batch, try_method, try_model
 from kilter.seeds import numpy_generator
 from kilter.tasks import Task
 from kilter.topology import topology
 from kilter.train import PLANS, Plan
 
-# (experiment, clients, facts about their rows, options of Simulation) -> a simulation somewhere else than in this process
-MakeSimulation = Callable[["Experiment", Mapping[str, Data], dict[str, Any], dict[str, Any]], Simulation]
+
+class RowFacts(TypedDict):
+    """What a method needs to know about the rows."""
+
+    shape: tuple[int, ...]  # of one sample
+    classes: int
+    mean: tuple[float, ...] | None  # by channel
+    std: tuple[float, ...] | None
+
+
+class SimulationOptions(TypedDict):
+    """The keyword arguments of Simulation that an experiment sets."""
+
+    bench: Rows | None
+    public: Rows | None
+    topology: str
+    seed: int
+    workers: int | Literal["auto"]
+    plain: bool
+    faults: Fault | None
+
+
+# Creates a simulation that runs elsewhere than in processes of this machine.
+MakeSimulation = Callable[["Experiment", Mapping[str, Data], RowFacts, SimulationOptions], Simulation]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +101,7 @@ class Experiment:
     def of(values: Mapping[str, Any]) -> Experiment:
         """An experiment from plain values. Every value is checked."""
         values = {k: v for k, v in values.items() if k != "versions"}
-        nested: dict[str, Any] = {k: values.pop(k) for k in ("settings", "local") if k in values}
+        nested = {k: values.pop(k) for k in ("settings", "local") if k in values}
         for name, part in nested.items():
             if not isinstance(part, Mapping):
                 raise Mistake(f"{name} of the experiment is a table of fields, not {part!r}: write a section [{name}].")
@@ -165,10 +187,10 @@ class Experiment:
     def build(
         self, workers: int | Literal["auto"] = 1, runtime: MakeSimulation | None = None
     ) -> tuple[Method, Simulation]:
-        """The method and a simulated federation for it: in processes of this machine, or on the Ray cluster at this address."""
+        """The method and a simulation for it: in processes of this machine, or elsewhere with `runtime`."""
         split = self.split()
         dataset = split.dataset
-        facts: dict[str, Any] = {
+        facts: RowFacts = {
             "shape": tuple(dataset.x.shape[1:]),
             "classes": len(dataset.classes),
             "mean": dataset.mean,
@@ -176,7 +198,7 @@ class Experiment:
         }
         method = self.make(**facts)
         self._try(method, split)
-        common: dict[str, Any] = {
+        options: SimulationOptions = {
             "bench": split.test,
             "public": split.public,
             "topology": self.topology,
@@ -185,7 +207,7 @@ class Experiment:
             "plain": self.plain,
             "faults": Missing(self.missing) if self.missing else None,
         }
-        fed = runtime(self, split.clients, facts, common) if runtime else Simulation(split.clients, **common)
+        fed = runtime(self, split.clients, facts, options) if runtime else Simulation(split.clients, **options)
         fed.robust = self.robust
         return method, fed
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 from kilter.errors import Mistake, unknown
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 PACKAGE = Path(__file__).parent
+AnyField: TypeAlias = "Field[Any]"
 T = TypeVar("T")
 Bound = float | str | None  # a number, or the name of another field
 
@@ -69,26 +70,26 @@ def option(
     return field(default=default, metadata=metadata)
 
 
-def declaration(field: Field[Any]) -> Option:
+def declaration(field: AnyField) -> Option:
     """The declaration of a field; an empty one for a plain dataclass default."""
     declared = field.metadata.get("option")
     return declared if isinstance(declared, Option) else Option()
 
 
-def default(field: Field[Any]) -> Any:
+def default(field: AnyField) -> Any:
     """The default value of a field; None if it has none."""
     if field.default_factory is not MISSING:
         return field.default_factory()
     return None if field.default is MISSING else field.default
 
 
-def own_fields(kind: type, base: type) -> dict[str, Field[Any]]:
+def own_fields(kind: type, base: type) -> dict[str, AnyField]:
     """The fields a class adds to its base."""
     common = {f.name for f in fields(base)}
     return {f.name: f for f in fields(kind) if f.name not in common}
 
 
-def choices(field: Field[Any]) -> tuple[str, ...]:
+def choices(field: AnyField) -> tuple[str, ...]:
     """The values of a field of type Literal[...]; empty for other types."""
     kind: object = field.type
     if isinstance(kind, str):  # a module with postponed annotations keeps them as text
@@ -107,7 +108,7 @@ def check(settings: DataclassInstance, of: str) -> None:
     check_values(fields(settings), vars(settings), of)
 
 
-def check_values(known: Iterable[Field[Any]], values: Mapping[str, Any], of: str) -> None:
+def check_values(known: Iterable[AnyField], values: Mapping[str, Any], of: str) -> None:
     """Check settings before there is an instance; a setting without a value has its default."""
     known = list(known)
     values = {f.name: default(f) for f in known} | dict(values)
@@ -128,7 +129,7 @@ def _kind(like: object) -> type | None:
     return next((kind for like_kind, kind in KINDS.items() if isinstance(like, like_kind)), None)
 
 
-def _check_range(field: Field[Any], values: Mapping[str, Any], of: str) -> None:
+def _check_range(field: AnyField, values: Mapping[str, Any], of: str) -> None:
     declared, value = declaration(field), values[field.name]
     if value != value or abs(value) == math.inf:
         words = f"a finite number {declared.range()}".strip()
@@ -141,7 +142,7 @@ def _check_range(field: Field[Any], values: Mapping[str, Any], of: str) -> None:
             raise Mistake(f"{field.name} of {of} must be {declared.range()}, not {value}{limits}.")
 
 
-def _wrong_type(field: Field[Any], value: object, of: str) -> Mistake:
+def _wrong_type(field: AnyField, value: object, of: str) -> Mistake:
     like = default(field)
     wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "a list"}
     kind = wanted.get(type(like), type(like).__name__)
@@ -151,7 +152,7 @@ def _wrong_type(field: Field[Any], value: object, of: str) -> Mistake:
 # Values from files and the command line -------------------------------------------------------------------------------
 
 
-def convert(value: object, field: Field[Any], of: str) -> Any:
+def convert(value: object, field: AnyField, of: str) -> Any:
     """A value from a file or the command line, converted to the type of the field's default."""
     like = default(field)
     if allowed := choices(field):

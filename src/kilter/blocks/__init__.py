@@ -1,1 +1,1 @@
-"""What methods are made of: density models, subjective logic, secret sharing, posteriors, clustering. No method, no runtime."""
+"""Building blocks of methods: density models, subjective logic, secret sharing, posteriors, clustering."""

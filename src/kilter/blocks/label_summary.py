@@ -11,7 +11,7 @@ The receiver checks a summary with `invalid_reason` before using it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ MOST_ROWS = 10**9  # more rows than any node has; a larger claim would only buy 
 MOST_CLASSES = 10**6
 SLACK = 1e-6  # tolerance of sums and bounds, for rounding
 
-Summary = dict[str, Any]
+Summary = dict[str, Tree]
 
 
 def count(y: Tensor, classes: int) -> Tensor:

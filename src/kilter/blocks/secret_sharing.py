@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -114,7 +113,7 @@ def _random_field(shape: Sequence[int]) -> Field:
     return drawn
 
 
-def field_sum(parts: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
+def field_sum(parts: Sequence[NDArray[np.int64]] | Sequence[Field]) -> NDArray[np.int64]:
     """The sum of field elements, as int64, the type on the wire."""
     total = np.zeros_like(parts[0], dtype=np.uint64)
     for part in parts:

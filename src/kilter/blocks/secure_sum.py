@@ -19,7 +19,6 @@ import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
@@ -27,7 +26,7 @@ from kilter.blocks import secret_sharing
 from kilter.core import Node, Params, Post, Tree
 from kilter.trees import signature
 
-Boxes = dict[str, Any]
+Boxes = dict[str, Tree]  # {sender: letter}
 SIGMA = 16  # fractional bits of a weight
 MODEL = 24  # fractional bits of a model in `once`, where it is multiplied by a weight
 
@@ -37,11 +36,11 @@ def quantised(sigma: float) -> float:
     return round(sigma * 2**SIGMA) / 2**SIGMA
 
 
-def scratch(node: Node) -> dict[str, Any]:
+def scratch(node: Node) -> dict[str, Tree]:
     """A node's working memory for one round. It starts empty in every round, even if the node missed steps of the last one."""
     if node.state.get("desk", {}).get("round") != node.round:
         node.state["desk"] = {"round": node.round}
-    memory: dict[str, Any] = node.state["desk"]
+    memory: dict[str, Tree] = node.state["desk"]
     return memory
 
 
@@ -97,9 +96,9 @@ class Scheme(ABC):
                 letters[other][requester] = share
         return Post(letters)
 
-    def _members(self, node: Node, requester: str, request: Any) -> list[str]:
+    def _members(self, node: Node, requester: str, request: Tree) -> list[str]:
         """The contributors of a valid request: at least two, all of them peers, this node included, and a weight in (0, 1]."""
-        table: dict[str, Any] = request if isinstance(request, dict) else {}
+        table: dict[str, Tree] = request if isinstance(request, dict) else {}
         members, sigma = table.get("list", []), table.get("sigma")
         valid = (
             isinstance(members, list)
@@ -199,7 +198,7 @@ class Threshold(Scheme):
         asked: dict[str, float] = scratch(node)["asked"]
         numbers = {c: at + 1 for at, c in enumerate(sorted(asked))}
         # Only sums over the same contributors belong together.
-        groups: defaultdict[tuple[Any, ...], list[str]] = defaultdict(list)
+        groups: defaultdict[tuple[tuple[str, ...], Tree], list[str]] = defaultdict(list)
         for c, of in values_under(box, "of").items():
             if (
                 c in asked
@@ -241,7 +240,7 @@ class Once(Ring):
         return Post({peer: {k: shares[at[peer]] for k, shares in parts.items()} for peer in everyone})
 
     @staticmethod
-    def _is_valid(requester: str, weights: Any, everyone: list[str]) -> bool:
+    def _is_valid(requester: str, weights: Tree, everyone: list[str]) -> bool:
         return (
             isinstance(weights, dict)
             and len(weights) >= 2

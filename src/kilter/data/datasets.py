@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from kilter.core import as_float
 from kilter.data import hub
-from kilter.data.files import Arrays, read, read_npz, write_npz
+from kilter.data.files import AnyArray, Arrays, read, read_npz, write_npz
 from kilter.errors import Mistake, unknown
 from kilter.seeds import numpy_generator
 
@@ -131,7 +130,7 @@ def lengths(name: str, arrays: Arrays, *pairs: str) -> None:
             )
 
 
-def labels(name: str, y: NDArray[Any], class_names: NDArray[Any] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def labels(name: str, y: AnyArray, class_names: AnyArray | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Class numbers 0..C-1 and class names. Labels that are names are numbered in the order of `class_names`, or sorted."""
     classes = None if class_names is None else tuple(str(c) for c in class_names)
     if y.dtype.kind in "US":
@@ -163,9 +162,7 @@ def labels(name: str, y: NDArray[Any], class_names: NDArray[Any] | None) -> tupl
     return y.astype(np.int64), classes or tuple(str(c) for c in range(top + 1))
 
 
-def natural_groups(
-    name: str, group: NDArray[Any], listed: NDArray[Any] | None
-) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def natural_groups(name: str, group: AnyArray, listed: AnyArray | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Group numbers and names."""
     if group.dtype.kind not in "iuUSb":
         raise Mistake(f"Data '{name}': groups are of type {group.dtype}: give whole numbers or names.")
@@ -177,7 +174,7 @@ def natural_groups(
     return numbers.astype(np.int64), tuple(str(g) for g in names.tolist())
 
 
-def features(name: str, x: NDArray[Any]) -> Tensor:
+def features(name: str, x: AnyArray) -> Tensor:
     """(N, F) float tables, or (N, C, H, W) images. Bytes become floats in 0..1 if the images fit in FLOATS."""
     if x.dtype.kind not in "iufb" or not 2 <= x.ndim <= 4 or x.size == 0:
         raise Mistake(

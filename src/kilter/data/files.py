@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from kilter.errors import Mistake
 
-Arrays = dict[str, NDArray[Any]]  # "x_train", "y_train", "x_test", "y_test" or "x", "y"; "group..."; "classes"
+AnyArray = NDArray[Any]
+Arrays = dict[str, AnyArray]  # "x_train", "y_train", "x_test", "y_test" or "x", "y"; "group..."; "classes"
 LABEL, GROUP = ("label", "y"), "group"  # columns of a csv
 
 
@@ -127,7 +128,7 @@ def numbers(cells: list[str], column: str, path: Path) -> NDArray[np.float32]:
     return out
 
 
-def plain(cells: list[str]) -> NDArray[Any]:
+def plain(cells: list[str]) -> AnyArray:
     """Labels as integers or floats if every cell is one, else as names."""
     for kind in (int, float):
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import isfinite, sqrt
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +57,7 @@ def dirichlet_share(rng: Rng, alpha: float, open_: NDArray[np.bool_]) -> NDArray
 
 def by_class(labels: Labels, clients: int, rng: Rng, alpha: float, cap: float) -> Parts:
     """For each class in order: shuffle, q ~ Dir(alpha 1_K), 0 for clients with >= cap rows, cut at floor(cumsum(q) n_c)."""
-    parts: list[list[Any]] = [[] for _ in range(clients)]
+    parts: list[list[NDArray[np.int64]]] = [[] for _ in range(clients)]
     sizes = np.zeros(clients, dtype=np.int64)
     for c in np.unique(labels):
         rows = np.flatnonzero(labels == c)
@@ -151,7 +150,7 @@ def dirichlet_cluster(
         raise Mistake(f"clusters must be between 0 and {len(names)}, the number of classes, not {clusters}.")
 
     def draw() -> Parts:
-        parts: list[list[Any]] = [[] for _ in range(clients)]
+        parts: list[list[NDArray[np.int64]]] = [[] for _ in range(clients)]
         for group in np.array_split(rng.permutation(names), clusters or len(names)):
             rows = rng.permutation(np.flatnonzero(np.isin(labels, group)))
             q = dirichlet_share(rng, alpha, np.ones(clients, dtype=bool))

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 import torch
@@ -256,7 +255,7 @@ def carve_repeating(
     return out
 
 
-def add_noise(x: Tensor, held: Mapping[str, Index], seed: int, level: float, is_std: bool, **_: Any) -> Tensor:
+def add_noise(x: Tensor, held: Mapping[str, Index], seed: int, level: float, is_std: bool, **_: object) -> Tensor:
     """A copy of the table with noise N(0, noise_std(k)^2) added to the rows of client k. Images are clipped to 0..1."""
     noisy = x.clone()
     images = x.ndim > 2

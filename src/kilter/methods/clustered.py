@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -12,8 +12,12 @@ from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, T
 from kilter.options import option
 from kilter.params import average, sub, vector, weights
 
-State = dict[str, Any]  # "clusters", and "longest": the longest update of round 1
 Reply = tuple[Params, int]
+
+
+class State(TypedDict):
+    clusters: list[Cluster]
+    longest: float  # the length of the longest update of round 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +62,7 @@ class Clustered(Method):
             float((vector(weights(w)) - vector(weights(model_of(state["clusters"], i)))).norm())
             for i, (w, _) in replies.items()
         )
-        clusters = []
+        clusters: list[Cluster] = []
         for cluster in state["clusters"]:
             complete = all(i in replies for i in cluster["ids"])
             due = len(cluster["ids"]) > 2 and hub.round > self.warm

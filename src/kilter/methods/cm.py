@@ -62,7 +62,7 @@ class CM(Method):
         groups: dict[str, list[str]] = {}
         labels = hdbscan(cosines(moves), self.size, self.samples)
         if max(labels) < 0:
-            hub.notice("no cluster was found: every client goes on alone")
+            hub.notice("no cluster was found: every client continues alone")
         for i, label in zip(replies, labels, strict=True):
             groups.setdefault(f"alone {i}" if label < 0 else f"cluster {label}", []).append(i)
         absent = [[i for i in c["ids"] if i not in replies] for c in state]
@@ -75,7 +75,7 @@ class CM(Method):
         return None
 
     def never_happened(self, state: list[Cluster]) -> list[str]:
-        return [] if len(state) > 1 else ["clients were never told apart: one model for all of them"]
+        return [] if len(state) > 1 else ["the clients were never divided into clusters: one model for all clients"]
 
     def personal(self, node: Node, state: list[Cluster], x: Tensor) -> Tensor:
         return self.task.predict(model_of(state, node.id), x)

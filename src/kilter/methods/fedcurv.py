@@ -2,17 +2,23 @@
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 from kilter.blocks.fisher import fisher
-from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, step
+from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
 from kilter.options import option
 from kilter.params import add, apply, average, dot, scale, sub, weights, zeros
 
-State = dict[str, Any]  # "w"; "U" = sum_j I_j; "V" = sum_j I_j theta_j; "whose" they are; from which "round"
+
+class State(TypedDict):
+    w: Params
+    U: Params  # sum_j I_j
+    V: Params  # sum_j I_j theta_j
+    whose: list[str]  # the nodes j
+    round: int  # in which they sent them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +68,7 @@ class FedCurv(Method):
         return dot(sub(apply(torch.mul, u, theta), scale(v, 2)), theta)
 
     def model(self, state: State) -> Params:
-        w: Params = state["w"]
-        return w
+        return state["w"]
 
-    def shared(self, state: State) -> State:
+    def shared(self, state: State) -> Tree:
         return {"w": state["w"]}

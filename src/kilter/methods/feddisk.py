@@ -3,7 +3,7 @@
 import math
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -26,6 +26,14 @@ from kilter.params import average
 from kilter.seeds import derive
 from kilter.tasks import Task
 from kilter.train import Adam
+
+
+class DensityState(TypedDict):
+    round: int
+    made: Params | None  # the newest density model
+    best: Params | None  # the best one on validation
+    nll: float  # its validation loss
+    stale: int  # rounds without improvement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,26 +81,26 @@ class FedDisk(Method):
         fed.pool(self.weigh, self.forget, state, view=self.best)
         return self.task.init(fed.seed)
 
-    def newest(self, state: dict[str, Any], node: str) -> dict[str, Any]:
+    def newest(self, state: DensityState, node: str) -> Tree:
         """The density model that a node continues from; None at first, because every node derives the same one from the seed."""
         return {"round": state["round"], "made": state["made"]}
 
-    def best(self, state: dict[str, Any], node: str) -> Params | None:
+    def best(self, state: DensityState, node: str) -> Params | None:
         """The best model on validation; or the newest, not yet validated, if the last ones improved."""
         return state["best"] if state["stale"] else state["made"]
 
     @step
-    def learn(self, node: Node, now: dict[str, Any]) -> Generator[Fit, Params, tuple[Params, int, float]]:
+    def learn(self, node: Node, now: Tree) -> Generator[Fit, Params, tuple[Params, int, float]]:
         """Phase 1b: validate the common density model on my validation rows and train it on my training rows."""
-        made = self.made(node)
-        w = made.init(node.seed) if now["made"] is None else now["made"]
-        nll = made.evaluate(w, node.data.valid if len(node.data.valid) else node.data.train)["loss"]
-        fit = node.fit(loss_of(made), w, self.plan())
+        model = self.density_model(node)
+        w = model.init(node.seed) if now["made"] is None else now["made"]
+        nll = model.evaluate(w, node.data.valid if len(node.data.valid) else node.data.train)["loss"]
+        fit = node.fit(loss_of(model), w, self.plan())
         w = yield replace(fit, seed=derive(fit.seed, now["round"]))  # all density rounds are in round 0
         return w, len(node.data.train), nll
 
     @step
-    def merge(self, hub: Node, state: dict[str, Any], replies: Replies) -> dict[str, Any]:
+    def merge(self, hub: Node, state: DensityState, replies: Replies) -> DensityState:
         if state["stale"] >= self.density_patience:  # this peer has finished and others continue
             return state
         nll = sum(n * v for _, n, v in replies.values()) / sum(n for _, n, _ in replies.values())
@@ -109,18 +117,18 @@ class FedDisk(Method):
     @step
     def weigh(self, node: Node, w: Params | None) -> Generator[Fit, Params, None]:
         """Phases 1a and 1c: train my own density model, and weight my rows by the ratio of the two models."""
-        made, train, valid = self.made(node), node.data.train, node.data.valid
-        first = made.init(node.seed)
+        model, train, valid = self.density_model(node), node.data.train, node.data.valid
+        first = model.init(node.seed)
         if w is None:
-            node.notice("no density model of everyone was learnt: compares with the untrained one")
+            node.notice("no common density model was trained: compares with the untrained one")
             w = first
         own = w if self.start == "global" else first
         fits = math.ceil(self.own_epochs / self.density_epochs)
-        own = yield from fit_until_stale(node, made, own, self.plan(), train, valid, fits, self.density_patience)
-        p, q = made_with(made, w), made_with(made, own)
+        own = yield from fit_until_stale(node, model, own, self.plan(), train, valid, fits, self.density_patience)
+        p, q = made_with(model, w), made_with(model, own)
         x, v = train["x"].flatten(1), valid["x"].flatten(1)
         if self.rule == "llr":
-            a = weights_by_density((made.predict(w, x) - made.predict(own, x)).sum(1), self.tau or 1 / x.shape[1])
+            a = weights_by_density((model.predict(w, x) - model.predict(own, x)).sum(1), self.tau or 1 / x.shape[1])
         elif self.rule == "dre":
             rng = node.rng
             # Samples of a Bernoulli model are binary. Real rows are made binary too, or grey values would identify them.
@@ -136,7 +144,7 @@ class FedDisk(Method):
         node.note(f"weights by {self.rule}: effective sample size {effective_size(a):.1f} of {len(a)}")
 
     @step
-    def forget(self, hub: Node, state: dict[str, Any], replies: Replies) -> None:
+    def forget(self, hub: Node, state: DensityState, replies: Replies) -> None:
         """Discard the density models."""
 
     def round(self, fed: Federation, state: Params) -> Params:
@@ -161,7 +169,7 @@ class FedDisk(Method):
     def plan(self) -> Adam:
         return Adam(lr=self.density_lr, batch=self.density_batch, epochs=self.density_epochs)
 
-    def made(self, node: Node) -> Task:
+    def density_model(self, node: Node) -> Task:
         """The density model as a task; every node derives the same one from the seed."""
         x = node.data.train["x"]
         kind: Kind = ("bernoulli" if x.dim() > 2 else "gaussian") if self.density == "auto" else self.density

@@ -71,7 +71,7 @@ class FedMD(Method):
             plan = replace(self.local, epochs=self.pretrain)
             w = yield node.fit(self.plain, w, plan, rows=self.public(node))
         if state["logits"] is None and node.round:
-            node.notice("no mean logits came about in the set-up: trains without them")
+            node.notice("the set-up gave no mean logits: trains without them")
         if state["logits"] is not None:
             plan = replace(self.local, epochs=self.digest, batch=self.digest_batch)
             rows = self.chosen(node, state["round"])

@@ -2,18 +2,23 @@
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Rows, alone, step
+from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Rows, Tree, alone, step
 from kilter.options import option
 from kilter.params import average
 
 Means = dict[str, Tensor]  # "x", "y": one row for each mean
-State = dict[str, Any]  # the model "w", the "means" of all nodes, and who "has" them
+
+
+class State(TypedDict):
+    w: Params
+    means: Means  # of all nodes
+    has: list[str]  # the nodes that have received them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +93,7 @@ class FedMix(Method):
         parts = torch.randperm(len(x), generator=node.rng).tensor_split(max(1, len(x) // self.mash))
         return {name: torch.stack([v[p].mean(0) for p in parts]) for name, v in (("x", x), ("y", y))}
 
-    def shared(self, state: State) -> State:
+    def shared(self, state: State) -> Tree:
         return {"w": state["w"]}
 
     def soft(self, rows: Rows) -> Tensor:
@@ -100,5 +105,4 @@ class FedMix(Method):
         return one_hot(y, classes).float()
 
     def model(self, state: State) -> Params:
-        w: Params = state["w"]
-        return w
+        return state["w"]

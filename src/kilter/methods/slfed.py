@@ -3,7 +3,7 @@
 from collections.abc import Generator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from kilter.params import weights
 from kilter.seeds import generator
 from kilter.train import Adam
 
-Boxes = dict[str, Any]  # {sender: letter}
+Boxes = dict[str, Tree]  # {sender: letter}
 
 
 @dataclass(frozen=True, kw_only=True)

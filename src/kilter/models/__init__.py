@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, get_args
+from typing import get_args
 
 from torch import nn
 
@@ -45,13 +45,13 @@ def _options(name: str) -> list[inspect.Parameter]:
     return list(inspect.signature(BUILDERS[name], eval_str=True).parameters.values())[2:]
 
 
-def _parse(name: str, options: list[str]) -> list[Any]:
+def _parse(name: str, options: list[str]) -> list[str | int]:
     """Parse the options after the name, by the annotated types of the builder."""
     known = _options(name)
     if len(options) > len(known):
         takes = "one option" if len(known) == 1 else f"{len(known) or 'no'} options"
         raise Mistake(f"Model '{name}' takes {takes}, not {len(options)}: write {_usage(name)}.")
-    values: list[Any] = []
+    values: list[str | int] = []
     for text, option in zip(options, known, strict=False):
         if choices := get_args(option.annotation):
             if text not in choices:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from inspect import isgenerator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -118,18 +117,18 @@ class Trial(Runtime):
             done[node_id] = Done(self._reply(name.step, step(node, message)), notes=node.notes)
         return done
 
-    def hub(self, step: Callable[..., Any], *messages: Tree) -> Any:
+    def hub(self, step: Callable[..., Tree], *messages: Tree) -> Tree:
         node = self.node(self.aggregator, StepName(step.__name__), self.round, self.states.setdefault(SERVER, {}))
         return self._reply(step.__name__, step(node, *messages))
 
-    def _reply(self, step: str, outcome: Any) -> Tree:
+    def _reply(self, step: str, outcome: Tree) -> Tree:
         """What a step returns, after training the fits it yields."""
         reply = self._train(step, outcome) if isgenerator(outcome) else outcome
         if any(isinstance(leaf, Fit) for _, leaf in leaves(reply)):
             raise Mistake(f"The step `{step}` returns a Fit that was not performed: write `yield node.fit(...)`.")
         return reply
 
-    def _train(self, step: str, running: Any) -> Tree:
+    def _train(self, step: str, running: Generator[object, Tree, Tree]) -> Tree:
         answer = None
         while True:
             try:

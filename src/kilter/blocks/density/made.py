@@ -56,8 +56,8 @@ class MADE(nn.Module):
 
     def outputs(self, x: Tensor) -> Tensor:
         """Outputs for x (N, D): logits, or means followed by log-variances."""
-        seen = linear(x, self.sees.weight * self.sees_mask, self.sees.bias).relu()
-        return linear(seen, self.says.weight * self.says_mask, self.says.bias)
+        hidden = linear(x, self.sees.weight * self.sees_mask, self.sees.bias).relu()
+        return linear(hidden, self.says.weight * self.says_mask, self.says.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """ln p(x_d | x_<d), (N, D); their sum is ln p(x)."""
@@ -82,16 +82,16 @@ class MADE(nn.Module):
     def sample(self, rows: int, rng: torch.Generator) -> Tensor:
         """Ancestral samples (rows, D), column by column. The inputs of the hidden units are updated along the way."""
         sees, says = (self.sees.weight * self.sees_mask).T, self.says.weight * self.says_mask
-        seen = self.sees.bias.repeat(rows, 1)
+        hidden = self.sees.bias.repeat(rows, 1)
         drawn = torch.empty(rows, self.inputs)
         for d in range(self.inputs):
-            output = seen.relu() @ says[d :: self.inputs].T + self.says.bias[d :: self.inputs]  # (rows, 1 or 2)
+            output = hidden.relu() @ says[d :: self.inputs].T + self.says.bias[d :: self.inputs]  # (rows, 1 or 2)
             if self.kind == "bernoulli":
                 drawn[:, d] = torch.bernoulli(output[:, 0].sigmoid(), generator=rng)
             else:
                 width = torch.exp(output[:, 1].clamp(NARROW, WIDE) / 2)
                 drawn[:, d] = output[:, 0] + width * torch.randn(rows, generator=rng)
-            seen += drawn[:, d, None] * sees[d]
+            hidden += drawn[:, d, None] * sees[d]
         return drawn
 
 
