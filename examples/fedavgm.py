@@ -1,11 +1,11 @@
-"""FedAvgM. Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution (2019), as a method of one's own.
+"""FedAvgM. Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution (2019), as an example of your own method.
 
 kilter run --method examples/fedavgm.py:FedAvgM --set beta=0.5 --data digits --partition dirichlet:0.1
 """
 
 from dataclasses import dataclass
 
-from kilter import Method, step
+from kilter import Method, option, step
 from kilter.params import add, average, buffers, scale, sub, weights, zeros
 
 
@@ -16,7 +16,7 @@ class FedAvgM(Method):
     Keeps: nothing.  Sends: its model, and how many rows it trained on.
     """
 
-    beta: float = 0.9  # how much of the last move is kept; 0 is FedAvg
+    beta: float = option(0.9, "Momentum of the aggregator; 0 is FedAvg.", at_least=0, below=1)
 
     def setup(self, fed):
         w = self.task.init(fed.seed)
@@ -26,7 +26,7 @@ class FedAvgM(Method):
         return fed.pool(self.train, self.combine, state, to=fed.sample(self.cohort), view=self.view)
 
     def view(self, state, node):
-        return state[0]  # the velocity is the aggregator's business
+        return state[0]  # the velocity stays at the aggregator
 
     @step
     def train(self, node, w):
