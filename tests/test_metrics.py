@@ -82,7 +82,7 @@ def test_scikit_learn_agrees(both: tuple[torch.Tensor, torch.Tensor]) -> None:
 
 
 @given(predictions())
-def test_specificity_is_the_recall_of_not_being_it(both: tuple[torch.Tensor, torch.Tensor]) -> None:
+def test_specificity_is_the_recall_of_the_other_classes(both: tuple[torch.Tensor, torch.Tensor]) -> None:
     outputs, y = both
     said = outputs.argmax(1)
     for c, value in enumerate(per_class(confusion(outputs, y))["specificity"]):
@@ -91,7 +91,7 @@ def test_specificity_is_the_recall_of_not_being_it(both: tuple[torch.Tensor, tor
 
 
 @given(st.data())
-def test_several_are_measured_as_each_alone(data: st.DataObject) -> None:
+def test_several_nodes_are_measured_like_each_one(data: st.DataObject) -> None:
     outputs, y = data.draw(predictions())
     cuts = sorted(data.draw(st.sets(st.integers(1, len(y) - 1), max_size=5))) if len(y) > 1 else []
     sizes = [b - a for a, b in zip([0, *cuts], [*cuts, len(y)], strict=True)]
@@ -101,7 +101,7 @@ def test_several_are_measured_as_each_alone(data: st.DataObject) -> None:
         assert one["calibration_error"] == pytest.approx(calibration_error(mine.double().softmax(1), labels), abs=1e-12)
 
 
-def test_several_of_many_classes_are_measured_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_classes_are_measured_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     outputs, y = torch.randn(60, 7), torch.arange(60) % 7
     sizes = [10, 20, 5, 25]
     whole = classifications(outputs, y, sizes)
@@ -116,7 +116,7 @@ def test_the_users_metrics_come_with_the_loss() -> None:
     assert found == [{"loss": 2.0, "two": 2.0, "rows": 2.0}, {"loss": 3.0, "two": 2.0, "rows": 3.0}]
 
 
-def test_local_accuracy_weighs_classes_by_ones_own_shares() -> None:
+def test_local_accuracy_weights_classes_by_the_clients_shares() -> None:
     """METHODS 2.4, S6."""
     assert local_accuracy([0.9, 0.5, 0.7], [2000, 5, 1000]) == pytest.approx(0.832779, abs=1e-6)
     assert local_accuracy([0.9, None, 0.7], [1, 98, 1]) == pytest.approx(
@@ -127,7 +127,7 @@ def test_local_accuracy_weighs_classes_by_ones_own_shares() -> None:
 
 
 @given(predictions())
-def test_with_the_test_sets_own_shares_local_accuracy_is_accuracy(both: tuple[torch.Tensor, torch.Tensor]) -> None:
+def test_with_the_shares_of_the_test_set_local_accuracy_is_accuracy(both: tuple[torch.Tensor, torch.Tensor]) -> None:
     outputs, y = both
     counts = confusion(outputs, y)
     assert local_accuracy(recalls(counts), counts.sum(1).tolist()) == pytest.approx(
@@ -144,7 +144,7 @@ def test_calibration_by_hand() -> None:
 
 
 @given(st.integers(2, 6), st.integers(0, 2**32))
-def test_entropy_is_largest_for_no_idea(classes: int, seed: int) -> None:
+def test_entropy_is_largest_for_a_uniform_prediction(classes: int, seed: int) -> None:
     p = torch.distributions.Dirichlet(torch.ones(classes)).sample((20,))
     found = entropy(p)
     assert bool(((found >= 0) & (found <= 1)).all())

@@ -81,7 +81,7 @@ def test_parts_and_whole() -> None:
     )
 
 
-def test_scale_and_move_leave_counters_and_move_takes_buffers_whole() -> None:
+def test_scale_and_move_keep_counters_and_move_copies_buffers() -> None:
     x = {"w": torch.tensor([0.0]), "~m": torch.tensor([0.0]), "~n": torch.tensor(3)}
     to = {"w": torch.tensor([4.0]), "~m": torch.tensor([8.0]), "~n": torch.tensor(7)}
     assert scale(x | {"w": torch.tensor([2.0])}, 0.5)["~n"] == 3
@@ -96,9 +96,7 @@ def test_average_of_identical_models_is_that_model_bit_for_bit(one: list[dict[st
 
 
 @given(models(4), st.lists(st.floats(0, 50), min_size=4, max_size=4).filter(lambda w: sum(w) > 0.1))
-def test_average_is_the_weighted_mean_in_the_hull_whatever_the_order(
-    four: list[dict[str, Tensor]], w: list[float]
-) -> None:
+def test_average_is_a_weighted_mean_in_the_hull_in_any_order(four: list[dict[str, Tensor]], w: list[float]) -> None:
     # A first weight of zero is allowed: the mean starts there and leaves at once.
     found = average(zip(four, w, strict=True))
     back = average(zip(four[::-1], w[::-1], strict=True))
@@ -128,7 +126,7 @@ def test_average_known_answers() -> None:
     assert average(zip(conv, [0.25, 0.75], strict=True))["conv"].item() == 2.5
 
 
-def test_counters_are_the_first_participants() -> None:
+def test_counters_are_those_of_the_first_model() -> None:
     models = [{"~n": torch.tensor(n), "~m": torch.tensor([float(n)])} for n in (5, 100, 1000)]
     found = mean(models)
     assert found["~n"].item() == 5
@@ -136,7 +134,7 @@ def test_counters_are_the_first_participants() -> None:
     assert found["~m"].item() == pytest.approx(368.3333, rel=1e-5)
 
 
-def test_average_leaves_its_arguments_alone_and_reads_a_stream() -> None:
+def test_average_does_not_modify_its_arguments_and_takes_an_iterator() -> None:
     models = [{"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0])}]
     found = average((m, 1) for m in models)
     found["w"] += 100
@@ -144,6 +142,6 @@ def test_average_leaves_its_arguments_alone_and_reads_a_stream() -> None:
 
 
 @pytest.mark.parametrize("bad", [[], [0.0, 0.0], [1.0, -0.5], [1.0, float("nan")]])
-def test_average_refuses_nonsense(bad: list[float]) -> None:
+def test_average_refuses_invalid_weights(bad: list[float]) -> None:
     with pytest.raises(ValueError):
         average(({"w": torch.ones(1)}, w) for w in bad)

@@ -23,7 +23,7 @@ def test_outputs_are_the_head_of_the_features(name: str) -> None:
     assert task.head_shape() == (10, task.features(w, x).shape[1])
 
 
-def test_training_moves_the_statistics_of_the_body_as_it_does_in_the_whole() -> None:
+def test_features_update_the_statistics_like_outputs() -> None:
     task, x = normed_task(), digits()["x"][:20]
     a, b = task.init(0), task.init(0)
     task.outputs(a, x, training=True)
@@ -32,7 +32,7 @@ def test_training_moves_the_statistics_of_the_body_as_it_does_in_the_whole() -> 
     assert not same(a, task.init(0))
 
 
-def test_batches_make_no_difference() -> None:
+def test_predictions_do_not_depend_on_batches() -> None:
     task, x = mlp_task(), digits()["x"][: 2 * EVAL_BATCH + 3]
     w = task.init(0)
     found = task.batched(lambda part: task.features(w, part), x)
@@ -40,18 +40,18 @@ def test_batches_make_no_difference() -> None:
     assert not found.requires_grad
 
 
-def test_a_network_without_the_parts_is_told_so() -> None:
+def test_a_network_without_body_and_head_is_refused() -> None:
     task = Task(lambda: nn.Linear(4, 2))
     for ask in (lambda: task.features(task.init(0), torch.zeros(1, 4)), task.head_shape):
         with pytest.raises(Mistake, match="submodule"):
             ask()
 
 
-def test_all_numbers_in_one_row() -> None:
+def test_a_model_as_one_vector() -> None:
     assert vector({"a": torch.ones(2, 2), "b": torch.tensor(3.0)}).tolist() == [1, 1, 1, 1, 3]
 
 
-def test_a_loss_that_wants_to_be_alone_is() -> None:
+def test_a_loss_marked_alone_is_not_stacked() -> None:
     from kilter.core import Fit
     from kilter.train import SGD
 

@@ -31,7 +31,7 @@ from small import (
 ROWS = digits().take(torch.arange(600))
 
 
-def test_a_maker_is_initialised_anew_from_each_seed_and_a_module_stays_as_it_is() -> None:
+def test_a_function_gives_new_weights_for_each_seed_and_a_module_its_own() -> None:
     task = mlp_task()
     assert same(task.init(3), task.init(3))
     assert not near(task.init(3), task.init(4), 1e-3)
@@ -44,14 +44,14 @@ def test_a_maker_is_initialised_anew_from_each_seed_and_a_module_stays_as_it_is(
     assert fixed.init(0)["weight"].abs().sum() > 0  # the user's module and ours are two
 
 
-def test_initialising_leaves_the_worlds_dice_alone() -> None:
+def test_initialisation_leaves_the_global_generator_alone() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
     Task(Normed).init(3)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_an_initial_model_is_ones_own_copy() -> None:
+def test_every_initial_model_is_a_copy() -> None:
     task = mlp_task()
     task.init(0)["head.bias"] += 100
     assert task.init(0)["head.bias"].max() < 10
@@ -65,7 +65,7 @@ def test_buffers_are_marked_and_weights_counted() -> None:
     assert len(weights(model)) == len(list(Normed().parameters()))
 
 
-def test_outputs_are_the_modules() -> None:
+def test_outputs_are_those_of_the_module() -> None:
     task = normed_task()
     model = task.init(0)
     net = task.load(model)
@@ -75,7 +75,7 @@ def test_outputs_are_the_modules() -> None:
     assert task.predict(model, ROWS["x"]).shape == (600, 10)
 
 
-def test_predicting_changes_nothing_and_training_only_the_buffers_given() -> None:
+def test_prediction_changes_nothing_and_training_only_buffers() -> None:
     task = normed_task()
     model, other = task.init(0), task.init(0)
     task.predict(model, ROWS["x"])
@@ -87,7 +87,7 @@ def test_predicting_changes_nothing_and_training_only_the_buffers_given() -> Non
     assert same(task.module.state_dict()["body.2.num_batches_tracked"], torch.tensor(0))
 
 
-def test_loss_is_the_mean_and_weights_of_rows_count() -> None:
+def test_the_loss_is_a_mean_with_optional_row_weights() -> None:
     task = mlp_task()
     model = task.init(0)
     batch = ROWS.batch(torch.arange(4))
@@ -101,7 +101,7 @@ def test_loss_is_the_mean_and_weights_of_rows_count() -> None:
     assert torch.equal(task.loss(model, batch | {"weight": torch.ones(4)}), task.loss(model, batch))
 
 
-def test_standardising_is_before_the_network() -> None:
+def test_inputs_are_standardised_before_the_network() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
     plain, shifted = Task(net), Task(net, mean=(0.1, 0.2, 0.3), std=(0.5, 1.0, 2.0))
     x = torch.rand(5, 3, 2, 2)
@@ -127,7 +127,7 @@ def test_parts_by_name() -> None:
         task.part("neck")
 
 
-def test_a_model_saved_as_a_module_comes_back(tmp_path: Path) -> None:
+def test_a_saved_model_is_restored(tmp_path: Path) -> None:
     task = normed_task()
     model = task.init(4)
     model["~body.2.num_batches_tracked"] += 3
@@ -138,7 +138,7 @@ def test_a_model_saved_as_a_module_comes_back(tmp_path: Path) -> None:
         task.restore(tmp_path / "other.safetensors")
 
 
-def test_a_loss_and_metrics_of_ones_own() -> None:
+def test_a_users_loss_and_metrics() -> None:
     task = Task(
         nn.Linear(2, 1),
         loss=lambda out, y: (out[:, 0] - y) ** 2,
@@ -175,7 +175,7 @@ def test_tied_weights_are_one_weight() -> None:
 
 
 @pytest.mark.parametrize("stack", [True, False])
-def test_what_a_module_has_frozen_is_not_trained(stack: bool) -> None:
+def test_frozen_parameters_are_not_trained(stack: bool) -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
     net[1].requires_grad_(False)
     task = Task(net)
@@ -187,5 +187,5 @@ def test_what_a_module_has_frozen_is_not_trained(stack: bool) -> None:
     assert task.size() == 8 * 10 + 10
 
 
-def test_a_bare_vector_is_a_network_too() -> None:
+def test_a_single_vector_is_a_network() -> None:
     assert Task(Vector([1.0, 2.0])).size() == 2

@@ -45,7 +45,7 @@ def by_torch(task: Task, fit: Fit, optimiser: type[torch.optim.Optimizer], **set
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 @pytest.mark.parametrize("make", [mlp_task, normed_task])
-def test_sgd_is_torchs(make: Any, momentum: float, weight_decay: float, clip: float) -> None:
+def test_sgd_agrees_with_torch(make: Any, momentum: float, weight_decay: float, clip: float) -> None:
     task = make()
     fit = request(task, SGD(lr=0.1, epochs=3, batch=16, momentum=momentum, weight_decay=weight_decay, clip=clip))
     theirs = by_torch(task, fit, torch.optim.SGD, lr=0.1, momentum=momentum, weight_decay=weight_decay)
@@ -55,14 +55,14 @@ def test_sgd_is_torchs(make: Any, momentum: float, weight_decay: float, clip: fl
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
-def test_adam_is_torchs(weight_decay: float) -> None:
+def test_adam_agrees_with_torch(weight_decay: float) -> None:
     task = mlp_task()
     fit = request(task, Adam(lr=0.01, epochs=3, batch=16, weight_decay=weight_decay, beta1=0.8, beta2=0.99))
     theirs = by_torch(task, fit, torch.optim.Adam, lr=0.01, betas=(0.8, 0.99), weight_decay=weight_decay)
     assert near(run_one(fit).params, theirs, 1e-7)
 
 
-def test_defaults_of_adam_are_torchs() -> None:
+def test_defaults_of_adam_are_those_of_torch() -> None:
     task = mlp_task()
     fit = request(task, Adam(epochs=2))
     assert near(run_one(fit).params, by_torch(task, fit, torch.optim.Adam), 1e-7)
@@ -81,7 +81,7 @@ def test_clip_known_answer() -> None:
 
 @settings(max_examples=100)
 @given(st.integers(1, 40), st.integers(0, 45), st.integers(1, 3), st.integers(0, 2**62))
-def test_every_epoch_sees_every_row_once_in_steps_as_planned(n: int, size: int, epochs: int, seed: int) -> None:
+def test_every_epoch_uses_every_row_once(n: int, size: int, epochs: int, seed: int) -> None:
     rows = Rows.of(x=torch.arange(n))
     plan = SGD(batch=size, epochs=epochs)
     fit = Fit(lambda *_: torch.zeros(()), {}, rows, plan, seed)
@@ -102,7 +102,7 @@ def test_order_differs_by_epoch_and_seed() -> None:
     assert order(1) != order(2)
 
 
-def test_a_partial_batch_weighs_by_its_own_rows() -> None:
+def test_a_partial_batch_is_averaged_over_its_own_rows() -> None:
     # 5 rows in batches of 3: steps on {a, b, c} and {d, e}, each a mean over its own rows.
     task = linear_task([0.0])
     fit = request(task, SGD(lr=1.0, batch=3), constant([[1.0], [10.0], [100.0], [7.0], [3.0]]).train)
@@ -121,7 +121,7 @@ def test_reports_the_mean_loss_over_steps() -> None:
     assert found == [Fitted({"w": torch.tensor([-1.0])}, 1.0, 2)]
 
 
-def test_results_come_in_the_order_of_the_fits_and_do_not_mix() -> None:
+def test_results_are_in_the_order_of_the_fits() -> None:
     task = mlp_task()
     fits = [request(task, SGD(lr=0.1, batch=16), digits().take(torch.arange(k, k + 30)), seed=k) for k in range(3)]
     alone = [run([fit])[0].params for fit in fits]
@@ -139,7 +139,7 @@ def test_gradient_of_a_weight_the_loss_does_not_use_is_zero() -> None:
 # Chance --------------------------------------------------------------------------------------------------------------
 
 
-def test_dropout_is_the_fits_own_and_the_worlds_dice_are_untouched() -> None:
+def test_dropout_follows_from_the_seed_of_the_fit() -> None:
     task = normed_task()
     fit = request(task, SGD(lr=0.1, batch=16))
     torch.manual_seed(1)
@@ -161,7 +161,7 @@ def test_dropout_differs_by_seed_even_with_one_batch() -> None:
 # Whose tensors -------------------------------------------------------------------------------------------------------
 
 
-def test_the_params_given_are_never_modified() -> None:
+def test_the_input_params_are_not_modified() -> None:
     task = normed_task()
     given = task.init(0)
     copy = {k: v.clone() for k, v in given.items()}
@@ -171,7 +171,7 @@ def test_the_params_given_are_never_modified() -> None:
     assert not {v.data_ptr() for v in found.values()} & {v.data_ptr() for v in given.values()}
 
 
-def test_only_the_names_asked_for_move() -> None:
+def test_only_selected_parameters_are_trained() -> None:
     task = mlp_task()
     start = task.init(0)
     head = task.part("head")
@@ -230,14 +230,14 @@ def test_a_nodes_fit_uses_the_plan_of_its_round() -> None:
 @given(
     st.integers(1, 12), st.sampled_from([0.0, 0.5, 0.9, 0.99]), st.integers(1, 3), st.integers(0, 4), st.integers(1, 9)
 )
-def test_travel_is_how_far_a_constant_gradient_goes(n: int, m: float, epochs: int, size: int, round: int) -> None:
+def test_travel_is_the_distance_of_a_constant_gradient(n: int, m: float, epochs: int, size: int, round: int) -> None:
     plan = SGD(lr=0.1, momentum=m, epochs=epochs, batch=size, decay=0.9).at(round)
     task = linear_task([0.0])
     y = run_one(request(task, plan, constant([[1.0]] * n).train)).params["w"]
     assert -y.item() == pytest.approx(plan.travel(n), rel=1e-4)
 
 
-def test_adam_hides_the_gradient() -> None:
+def test_adam_has_no_travel() -> None:
     with pytest.raises(Mistake, match="use SGD"):
         Adam().travel(10)
 
@@ -245,7 +245,7 @@ def test_adam_hides_the_gradient() -> None:
 # Requests ------------------------------------------------------------------------------------------------------------
 
 
-def test_two_fits_of_one_step_have_their_own_chance_and_nodes_theirs() -> None:
+def test_every_fit_has_its_own_seed() -> None:
     def seeds(id: str, round: int, step: str, seed: int = 0) -> list[int]:
         node = Node(id, Data(ROWS, ROWS, ROWS), seed=seed, round=round, step=step)
         return [node.fit(lambda *_: torch.zeros(()), {}, SGD()).seed for _ in range(2)]
@@ -274,7 +274,7 @@ def test_columns_join_the_batches_of_their_own_rows() -> None:
         node.fit(lambda *_: torch.zeros(()), {}, SGD(), weight=torch.ones(3))
 
 
-def test_chance_is_anew_at_each_call_and_by_step() -> None:
+def test_the_generator_of_a_node_depends_on_the_step() -> None:
     node = Node("a", Data(ROWS, ROWS, ROWS), seed=1, round=2, step="train")
     assert torch.equal(torch.rand(3, generator=node.rng), torch.rand(3, generator=node.rng))
     assert torch.equal(torch.rand(3, generator=node.rng), torch.rand(3, generator=generator(1, 2, "a", "train")))
@@ -285,7 +285,7 @@ def test_chance_is_anew_at_each_call_and_by_step() -> None:
     ("rows", "size", "lengths"),
     [(33, 32, [33]), (65, 32, [32, 33]), (64, 32, [32, 32]), (3, 1, [1, 1, 1]), (34, 32, [32, 2])],
 )
-def test_a_lone_last_row_joins_the_batch_before_it(rows, size, lengths):
+def test_a_single_last_row_joins_the_previous_batch(rows, size, lengths):
     """So that BatchNorm never meets a batch of one; and `steps` knows."""
     plan = SGD(batch=size, epochs=2)
     fit = Fit(lambda p, b, c: 0, {}, Rows.of(x=torch.zeros(rows, 1)), plan, seed=1)

@@ -42,10 +42,10 @@ def test_labels_by_hand(size: int, samples: int) -> None:
     assert hdbscan(cosines(torch.tensor(VECTORS)), size, samples) == [0, 0, 0, 1, 1, 1, -1]
 
 
-def test_far_alone_is_not_noise() -> None:
+def test_a_single_distant_row_joins_the_nearest_cluster() -> None:
     assert hdbscan(cosines(torch.tensor([*VECTORS[:-1], (0.5, 0.5, -2)])))[-1] == 1
 
 
-def test_too_few_to_cluster() -> None:
+def test_too_few_rows_form_no_cluster() -> None:
     assert hdbscan(cosines(torch.tensor(VECTORS[:1]))) == [-1]
     assert hdbscan(cosines(torch.tensor(VECTORS[:2])), size=3) == [-1, -1]

@@ -58,7 +58,7 @@ def test_an_ensemble_is_saved_and_predicts_with_its_uncertainty(tmp_path) -> Non
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", wire.encode({"w": torch.zeros(1)}), wire.encode([1])])
-def test_what_is_no_ensemble_is_refused(tmp_path, content: bytes) -> None:
+def test_a_file_that_is_not_an_ensemble_is_refused(tmp_path, content: bytes) -> None:
     path = tmp_path / "e.safetensors"
     path.write_bytes(content)
     for wrong in (path, tmp_path, tmp_path / "nowhere"):

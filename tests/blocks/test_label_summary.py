@@ -22,12 +22,12 @@ def test_counts_of_classes():
 
 
 @pytest.mark.parametrize("y", [torch.tensor([0.5]), torch.tensor([[1, 2]]), torch.tensor([3]), torch.tensor([-1])])
-def test_what_has_no_classes_cannot_be_counted(y):
+def test_labels_that_are_not_classes_are_refused(y):
     with pytest.raises(Mistake):
         count(y, 3)
 
 
-def test_sound_summaries():
+def test_valid_summaries():
     assert invalid_reason(THETA, "theta") is None
     assert invalid_reason(COUNTS, "counts") is None
     assert invalid_reason(theta([1, 0, 0.01]) | {"rows": 1, "classes": 1}, "theta") is None
@@ -66,7 +66,7 @@ def test_sound_summaries():
         (theta([1, 3, 1e6]), "variances"),
     ],
 )
-def test_a_flawed_mixture_is_refused_with_a_reason(summary, why):
+def test_an_invalid_mixture_is_refused_with_a_reason(summary, why):
     assert why in (invalid_reason(summary, "theta") or "")
 
 
@@ -81,5 +81,5 @@ def test_a_flawed_mixture_is_refused_with_a_reason(summary, why):
         (COUNTS | {"rows": 10**12, "counts": torch.tensor([10**12, 0, 0])}, "rows"),
     ],
 )
-def test_flawed_counts_are_refused_with_a_reason(summary, why):
+def test_invalid_counts_are_refused_with_a_reason(summary, why):
     assert why in (invalid_reason(summary, "counts") or "")

@@ -158,7 +158,7 @@ def test_spread_of_unit_steps() -> None:
 # BatchNorm ----------------------------------------------------------------------------------------------------------
 
 
-def test_statistics_are_those_of_torch_without_dropout() -> None:
+def test_batchnorm_statistics_agree_with_torch_without_dropout() -> None:
     task = Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.BatchNorm1d(5), nn.Linear(5, 10)))
     w = task.init(0)
     found = refresh_batchnorm(task, w, bench())
@@ -168,7 +168,7 @@ def test_statistics_are_those_of_torch_without_dropout() -> None:
     assert same(weights(found), weights(w))
 
 
-def test_statistics_do_not_depend_on_chance_or_on_what_they_were() -> None:
+def test_batchnorm_statistics_do_not_depend_on_dropout_or_old_values() -> None:
     task = normed_task()  # with dropout
     w = task.init(0)
     torch.manual_seed(1)

@@ -43,14 +43,14 @@ def test_fewer_than_all_ring_shares_are_uniform_whatever_the_secret():
                 assert stats.chisquare(np.bincount(top, minlength=256)).pvalue > 1e-6
 
 
-def test_two_splits_of_one_secret_share_nothing():
+def test_two_splits_of_one_number_are_independent():
     x = secret_sharing.to_ring(torch.ones(1000), 3)
     a, b = secret_sharing.split(x, 3), secret_sharing.split(x, 3)
     assert all(not torch.equal(p, q) for p, q in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize("shared", [secret_sharing.to_ring, secret_sharing.to_field])
-def test_what_could_wrap_around_is_refused(shared):
+def test_numbers_that_could_overflow_are_refused(shared):
     shared(torch.tensor([1e6]), 10)
     for bad in (1e12, float("nan"), float("inf")):
         with pytest.raises(secret_sharing.Overflow):

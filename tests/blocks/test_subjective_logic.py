@@ -82,7 +82,7 @@ def test_consensus_commutes_and_associates(a, b, c):
 
 
 @given(opinions)
-def test_knowing_nothing_is_neutral(a):
+def test_the_vacuous_opinion_is_neutral(a):
     assert close(fuse(a, VACUOUS), a, 1e-12)
     assert discount(VACUOUS, a) == VACUOUS
 
@@ -93,7 +93,7 @@ def test_consensus_adds_evidence(a, b, c, d):
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=1, max_size=30))
-def test_somebody_is_always_chosen(u):
+def test_at_least_one_peer_is_chosen(u):
     assert min(u) <= threshold(u)
     assume(len(set(u)) == len(u))
     assert sum(v <= threshold(u) for v in u) >= 1

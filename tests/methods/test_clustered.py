@@ -75,7 +75,7 @@ def test_a_nested_split_with_ids_that_are_not_contiguous() -> None:
     assert run.view(state, "c")["w"].tolist() == pytest.approx([1, 1])
 
 
-def test_who_is_absent_cannot_be_placed() -> None:
+def test_a_cluster_with_absent_clients_does_not_split() -> None:
     fed = type("Fed", (), {"seed": 0, "ids": tuple("abcd")})()
     run = clustered()
     replies = {i: (w(*m), 1) for i, m in zip("abc", MOVES, strict=False)}
@@ -83,7 +83,7 @@ def test_who_is_absent_cannot_be_placed() -> None:
     assert [c["ids"] for c in state["clusters"]] == [list("abcd")]
 
 
-def test_not_while_it_warms_up_nor_two_clients() -> None:
+def test_no_split_during_the_warm_up_or_of_two_clients() -> None:
     fed = type("Fed", (), {"seed": 0, "ids": tuple("abcd")})()
     replies = Replies({i: (w(*m), 1) for i, m in zip("abcd", MOVES, strict=True)}, 4)
     for warm, clusters in ((20, 1), (19, 2)):
@@ -94,7 +94,7 @@ def test_not_while_it_warms_up_nor_two_clients() -> None:
     assert len(clustered().combine(hub(1), clustered().setup(two), pair)["clusters"]) == 1
 
 
-def test_relative_thresholds_are_in_lengths_of_the_first_round() -> None:
+def test_relative_thresholds_are_scaled_by_the_first_round() -> None:
     fed = type("Fed", (), {"seed": 0, "ids": tuple("abcd")})()
     run = clustered(unit="relative", warm=1, eps2=0.8)
     for size in (0.01, 1, 100):
@@ -125,7 +125,7 @@ def opposed() -> dict[str, Data]:
     return made
 
 
-def test_clients_at_odds_are_told_apart() -> None:
+def test_clients_with_conflicting_labels_are_separated() -> None:
     settings = {"warm": 3, "eps1": 0.2, "eps2": 0.25, "gamma": 0.7}  # found on these very clients: not the defaults
     run = Clustered(task=mlp_task(), local=SGD(lr=0.2, batch=32), **settings)  # type: ignore[arg-type]
     with federation(opposed(), bench=None) as fed:

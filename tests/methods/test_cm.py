@@ -42,7 +42,7 @@ def played(run: CM, who: list[str], round: int = 2) -> tuple[Any, Any, dict[str,
     return state, run.combine(hub(round), state, Replies(replies, 7)), replies
 
 
-def test_clusters_average_and_noise_goes_on_alone() -> None:
+def test_clusters_are_averaged_and_noise_continues_alone() -> None:
     _, after, replies = played(cm(), NAMES)
     assert [c["ids"] for c in after] == [["c0", "c1", "c2"], ["c3", "c4", "c5"], ["c6"]]
     assert same(after[0]["w"], average(replies[i] for i in ("c0", "c1", "c2")))
@@ -59,13 +59,13 @@ def test_the_first_round_is_fedavg() -> None:
     assert same(one["w"], models("fedavg", 1, task=task))
 
 
-def test_who_is_absent_keeps_its_last_model() -> None:
+def test_an_absent_client_keeps_its_last_model() -> None:
     before, after, _ = played(cm(), ["c0", "c1", "c2", "c4", "c5"])
     assert [c["ids"] for c in after] == [["c0", "c1", "c2"], ["c4", "c5"], ["c3", "c6"]]
     assert same(after[2]["w"], before[0]["w"])
 
 
-def test_once_means_once() -> None:
+def test_once_clusters_only_one_time() -> None:
     run = cm(once=True)
     _, clusters, replies = played(run, NAMES, round=2)
     moved = {i: replies[NAMES[6 - k]] for k, i in enumerate(NAMES)}  # everyone turns elsewhere
@@ -74,7 +74,7 @@ def test_once_means_once() -> None:
         assert ([c["ids"] for c in after] == [c["ids"] for c in clusters]) == same_ids
 
 
-def test_it_finds_two_kinds_of_clients() -> None:
+def test_two_groups_of_clients_are_separated() -> None:
     table, made = digits(), {}
     for k in range(6):
         part = table.take(torch.arange(200 * k, 200 * k + 200))
@@ -88,7 +88,7 @@ def test_it_finds_two_kinds_of_clients() -> None:
     assert result.model is None
 
 
-def test_the_output_layer_decides_not_the_body() -> None:
+def test_only_the_output_layer_is_clustered() -> None:
     run = cm()
     state, _, replies = played(run, NAMES)
     moves = torch.stack([(r[0]["head.weight"] - state[0]["w"]["head.weight"])[0, :3] for r in replies.values()])

@@ -56,7 +56,7 @@ def test_one_client_is_plain_sgd(name: str) -> None:
         assert same(found, dict(net.state_dict()))
 
 
-def test_one_seed_one_result_and_another_seed_another() -> None:
+def test_the_seed_determines_the_result() -> None:
     clients = skewed()
     a, b = run("fedavg", clients, 2, seed=4), run("fedavg", clients, 2, seed=4)
     assert same(a.state, b.state)

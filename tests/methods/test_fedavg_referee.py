@@ -56,7 +56,7 @@ def ours(task: Task, clients: dict[str, Data], test: Rows, rounds: int, plan: SG
         return float(found.summary.global_accuracy)
 
 
-def test_digits_with_nothing_in_common_but_the_split() -> None:
+def test_digits_with_only_the_split_in_common() -> None:
     clients, test, plan = skewed(5, rows=1200), bench(), SGD(lr=0.3, batch=32)
     rows = [d.train for d in clients.values()]
     mine, theirs = [], []
@@ -94,7 +94,7 @@ def test_mnist_with_feddisks_cnn(data_dir: Path) -> None:
 
 
 @pytest.mark.slow
-def test_mnist_whole_twenty_rounds(data_dir: Path) -> None:
+def test_all_of_mnist_in_twenty_rounds(data_dir: Path) -> None:
     """The bar itself: all of MNIST, Dirichlet 0.1, ten clients, FedDisk's CNN, 20 rounds; the split is Kilter's."""
     made = split(load("mnist"), "dirichlet:0.1", clients=10, seed=0)
     task, plan, rounds = Task(lambda: build("cnn", (1, 28, 28), 10)), SGD(lr=0.01, batch=32), 20

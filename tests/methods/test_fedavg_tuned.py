@@ -23,7 +23,7 @@ def test_without_tuning_it_is_fedavg() -> None:
     assert same(run(tuned).state, run(FedAvg(task=mlp_task(), local=PLAN)).state)
 
 
-def test_tuning_begins_from_fedavgs_mean() -> None:
+def test_tuning_starts_from_the_mean_of_fedavg() -> None:
     method = FedAvgTuned(task=mlp_task(), local=PLAN, pretrain=0, server_lr=1e-12)
     assert near(run(method).state, run(FedAvg(task=mlp_task(), local=PLAN)).state, 1e-5)
     strong = FedAvgTuned(task=mlp_task(), local=PLAN, server_lr=0.1)

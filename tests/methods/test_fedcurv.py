@@ -24,7 +24,7 @@ def w(*numbers: float) -> Params:
     return {"w": torch.tensor(numbers, dtype=torch.float32)}
 
 
-def test_the_pull_is_the_same_both_ways() -> None:
+def test_both_forms_of_the_penalty_agree() -> None:
     theta, (i1, t1), (i2, t2) = w(0.5, 1), (w(2, 0.5), w(1, 0)), (w(1, 3), w(0, 2))
     apart = sum(dot({"w": i["w"] * (theta["w"] - t["w"])}, sub(theta, t)).item() for i, t in ((i1, t1), (i2, t2)))
     u = {"w": i1["w"] + i2["w"]}
@@ -35,11 +35,11 @@ def test_the_pull_is_the_same_both_ways() -> None:
 
 
 @pytest.mark.parametrize(("rounds", "lam"), [(1, 5.0), (3, 0.0)])
-def test_the_first_round_and_no_pull_are_fedavg(rounds: int, lam: float) -> None:
+def test_the_first_round_and_lam_zero_are_fedavg(rounds: int, lam: float) -> None:
     assert is_fedavg("fedcurv", rounds, lam=lam, task=normed_task())
 
 
-def test_alone_there_are_no_others() -> None:
+def test_a_single_client_has_no_penalty() -> None:
     assert is_fedavg("fedcurv", 3, clients={"a": skewed()["c0"]}, lam=5.0)
     assert not is_fedavg("fedcurv", 2, lam=5.0)
 
@@ -52,7 +52,7 @@ def played(run: FedCurv) -> tuple[dict[str, Any], dict[str, Node], dict[str, Any
     return state, nodes, replies
 
 
-def test_oneself_is_left_out_if_one_is_in() -> None:
+def test_a_node_subtracts_its_own_part() -> None:
     run = curv(lam=0.1)
     state, nodes, replies = played(run)
     full = run.combine(hub(1), state, Replies(replies, 3))
@@ -66,7 +66,7 @@ def test_oneself_is_left_out_if_one_is_in() -> None:
         assert near(fit.ctx[1], others["V"], 1e-6)
 
 
-def test_sums_older_than_what_one_keeps_are_not_touched() -> None:
+def test_a_node_subtracts_nothing_from_older_sums() -> None:
     """Round 2 came to nothing at the aggregator, whose sums are round 1's; the node has moved on."""
     run = curv(lam=0.1)
     state, nodes, replies = played(run)
@@ -78,7 +78,7 @@ def test_sums_older_than_what_one_keeps_are_not_touched() -> None:
     assert same(fit.ctx, (after["U"], after["V"]))
 
 
-def test_rows_are_weighed_and_curvatures_summed() -> None:
+def test_models_are_weighted_and_curvatures_summed() -> None:
     run = curv(linear_task([0.0]))
     replies = {"a": (w(1), w(2), w(2), 1), "b": (w(5), w(3), w(15), 3)}
     found = run.combine(hub(4), {"U": w(0), "V": w(0)}, Replies(replies, 2))

@@ -26,7 +26,7 @@ def w(*numbers: float) -> Params:
     return {"w": torch.tensor(numbers, dtype=torch.float32)}
 
 
-def test_the_pull_by_hand() -> None:
+def test_the_penalty_by_hand() -> None:
     run = dc(linear_task([0.0, 0.0]), a=0.01)
     theta = torch.tensor([1.0, 1.0], requires_grad=True)
     batch = constant([[0.0, 0.0]]).train.batch()
@@ -57,7 +57,7 @@ def test_the_server_by_hand() -> None:
     assert new["w"].tolist() == pytest.approx([1, 1.1])
 
 
-def test_the_first_move_is_twice_that_of_the_plain_mean() -> None:
+def test_the_first_step_is_twice_that_of_the_plain_mean() -> None:
     """With a = 0 and all drifts zero; clients of equal size, so that the plain mean is FedAvg's."""
     clients = {"a": constant([[1.0, 0.0]] * 3), "b": constant([[0.0, -4.0]] * 3)}
     task, plan = linear_task([0.5, 0.5]), SGD(lr=0.1, batch=1)
@@ -90,14 +90,14 @@ def test_buffers_are_averaged_and_not_corrected() -> None:
     assert set(h) == set(weights(model))
 
 
-def test_the_way_gone_is_a_gradient_with_momentum_too() -> None:
+def test_the_gradient_estimate_is_right_with_momentum() -> None:
     run = dc(linear_task([0.0, 0.0]), a=0.0, local=SGD(lr=0.1, batch=1, momentum=0.9))
     node = Node("a", constant([[1.0, -2.0]] * 5), round=1)
     play(run.train(node, (w(0, 0), w(0, 0))))
     assert node.state["g"]["w"].tolist() == pytest.approx([1, -2], rel=1e-5)
 
 
-def test_refusals() -> None:
+def test_unsupported_topologies_and_optimisers_are_refused() -> None:
     with federation(topology="full") as fed, pytest.raises(Mistake, match="one aggregator"):
         federate(dc(), fed, 1)
     with federation() as fed, pytest.raises(Mistake, match="use SGD"):

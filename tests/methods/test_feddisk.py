@@ -43,7 +43,7 @@ COST = {
 @pytest.mark.parametrize(
     ("data", "ecr", "ratio"), [("xray", 180, 1.422886), ("femnist", 120, 8.080951), ("mnist", 155, 1.392111)]
 )
-def test_the_papers_cost_recomputed(data, ecr, ratio):  # D1
+def test_d1_cost_table_of_the_paper(data, ecr, ratio):  # D1
     network, made = SIZES[data]
     *baselines, (classifier, density) = ECR[data].values()
     found = [cost_paper([(r, network)]) for r in baselines] + [cost_paper([(classifier, network), (density, made)])]
@@ -104,7 +104,7 @@ def test_weights_of_one_are_fedavg_bit_for_bit(brief, name):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_every_rule_weighs_and_the_record_says_how_well(brief, rule):
+def test_every_rule_gives_weights_and_records_their_effective_size(brief, rule):
     with federation() as fed:
         result = federate(method("feddisk", rule=rule, **QUICK), fed, 1)
         found = weights_of(fed)
@@ -117,7 +117,7 @@ def test_every_rule_weighs_and_the_record_says_how_well(brief, rule):
         assert set(fed.states[i]) == {"weight"}  # no density model stays behind
 
 
-def test_identical_clients_weigh_everything_alike():
+def test_identical_clients_have_equal_weights():
     data = three_ways(torch.arange(300).numpy())
     for rule, within in [("llr", 0.05), ("dre", 0.5)]:
         with federation({"a": data, "b": data, "c": data}) as fed:
@@ -125,7 +125,7 @@ def test_identical_clients_weigh_everything_alike():
             assert all(float((a - 1).abs().mean()) < within for a in weights_of(fed).values())
 
 
-def test_rows_that_look_like_everyones_weigh_more():
+def test_typical_rows_have_larger_weights():
     """One feature, N(0,1) for two clients and N(2,1) for two: llr and dre follow the true ratio p/q, which rises or falls."""
     g = torch.Generator().manual_seed(0)
     clients = {}
@@ -176,7 +176,7 @@ def test_density_rounds_stop_and_keep_the_best():
     assert m.merge(Node("hub", None), state, {"a": ({"w": torch.zeros(1)}, 3, 1.0)}) is state
 
 
-def test_traffic_of_both_phases_is_in_the_books():
+def test_the_ledger_counts_both_phases():
     m = method("feddisk", **QUICK)
     with federation() as fed:
         result = federate(m, fed, 2)
@@ -222,7 +222,7 @@ def test_topologies(topology):
 
 
 @pytest.mark.parametrize("rule", ["llr", "dre", "odds", "minmax2"])
-def test_hard_clients(brief, rule):
+def test_clients_with_difficult_data(brief, rule):
     """Five rows, rows that are all one picture, one class, and no validation rows."""
     table = digits()
     blank = Rows.of(x=torch.zeros(20, *SHAPE), y=torch.zeros(20, dtype=torch.int64))
@@ -260,7 +260,7 @@ def test_tables_have_a_gaussian_density(brief):
         federate(FedDisk(task=task, local=SGD(), density="bernoulli", **QUICK), fed, 1)
 
 
-def test_density_rounds_see_their_rows_in_new_orders():
+def test_density_rounds_use_different_batch_orders():
     m, data = method("feddisk", task=mlp_task(), density_batch=4, **QUICK), skewed(2)["c0"]
     start = {"round": 0, "made": None}
     first, again, later = (

@@ -19,7 +19,7 @@ def weights_of(fed: Simulation) -> dict[str, torch.Tensor]:
     return {i: fed.states[i]["weight"] for i in fed.ids}
 
 
-def test_the_oracle_weighs_by_raw_data_and_pays_for_it(brief):
+def test_weights_come_from_raw_data_which_counts_as_traffic(brief):
     with federation() as fed:
         result = federate(method("feddisk-oracle"), fed, 1)
         found = weights_of(fed)

@@ -60,13 +60,13 @@ def test_rows_keep_their_own_weights() -> None:
     assert torch.equal(*kept)
 
 
-def test_the_mixture_goes_on_from_round_to_round() -> None:
+def test_the_mixture_continues_from_round_to_round() -> None:
     run, node = em(), Node("c0", skewed()["c0"], round=1, state={"pi": torch.tensor([1.0, 0.0, 0.0])})
     play(run.train(node, run.setup(type("Fed", (), {"seed": 0})())))
     assert node.state["pi"].tolist() == [1, 0, 0]  # what is impossible stays so
 
 
-def test_components_are_averaged_each_by_itself() -> None:
+def test_each_component_is_averaged_separately() -> None:
     run = em(mlp_task(), components=2)
     with federation(stack=False) as fed:
         state = federate(run, fed, 1).state
@@ -93,7 +93,7 @@ def test_there_is_no_global_model() -> None:
     assert result.summary.global_model == "mean of personal models"
 
 
-def test_components_that_start_alike_are_refused() -> None:
+def test_components_with_equal_initial_weights_are_refused() -> None:
     module = build("mlp:8", SHAPE, 10)
     assert isinstance(module, nn.Module)
     with federation() as fed, pytest.raises(Mistake, match="start from different weights"):

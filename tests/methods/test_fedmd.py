@@ -29,7 +29,7 @@ def test_mean_logits_by_hand() -> None:
 
 
 @pytest.mark.parametrize("match", ["mae", "mse"])
-def test_among_equals_there_is_nothing_to_digest(match: str) -> None:
+def test_equal_logits_give_a_zero_gradient(match: str) -> None:
     run = md(mlp_task(), match=match)
     w, rows = run.task.init(0), public()
     with torch.no_grad():
@@ -50,7 +50,7 @@ def test_distances() -> None:
         assert md(mlp_task(), match="mse").distance(w, batch, None).item() == pytest.approx(5, abs=1e-5)
 
 
-def test_the_course_of_a_node() -> None:
+def test_the_fits_of_a_node_in_order() -> None:
     """First the public rows, then its own; later: digest, then its own."""
     run, data = md(digest_batch=20), skewed()["c0"]
     node = Node("c0", data, round=0, public=public())
@@ -67,7 +67,7 @@ def test_the_course_of_a_node() -> None:
     assert same(revisit.params, told)
 
 
-def test_the_chosen_rows_are_the_same_for_all_and_change() -> None:
+def test_all_nodes_choose_the_same_rows_and_new_ones_each_round() -> None:
     run = md()
     a, b = (run.chosen(Node(i, skewed()["c0"], public=public()), 3).index for i in "ab")
     other = run.chosen(Node("a", skewed()["c0"], public=public()), 4).index
@@ -77,7 +77,7 @@ def test_the_chosen_rows_are_the_same_for_all_and_change() -> None:
     assert len(md(align=5000).chosen(Node("a", skewed()["c0"], public=public()), 1)) == len(public())
 
 
-def test_digesting_brings_models_together() -> None:
+def test_digesting_makes_models_more_similar() -> None:
     """What two models say of public rows is nearer after each has digested the mean."""
     run = md(mlp_task(), match="mse", digest=20)
     rows, models = run.chosen(Node("a", skewed()["c0"], public=public()), 0), [run.task.init(s) for s in (1, 2)]
@@ -95,7 +95,7 @@ def test_digesting_brings_models_together() -> None:
     assert apart(after) < apart(models) / 4
 
 
-def test_logits_leave_and_nothing_else() -> None:
+def test_only_logits_leave_a_node() -> None:
     with federation() as fed:
         result = federate(md(), fed, 3)
     assert all(r.bytes_up == pytest.approx(4 * 50 * 10 * 4, rel=0.2) for r in result.rounds)
@@ -104,7 +104,7 @@ def test_logits_leave_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("topology", ["star", "rotating", "full"])
-def test_it_is_the_same_whoever_holds_the_public_rows(topology: str) -> None:
+def test_results_do_not_depend_on_who_holds_the_public_rows(topology: str) -> None:
     with federation() as fed:
         star = federate(md(), fed, 2)
         expected = {i: fed.states[i]["w"] for i in fed.ids}
@@ -115,7 +115,7 @@ def test_it_is_the_same_whoever_holds_the_public_rows(topology: str) -> None:
     assert star.summary.client_accuracy == other.summary.client_accuracy
 
 
-def test_a_node_that_was_away_catches_up() -> None:
+def test_an_absent_node_catches_up() -> None:
     def away(seed: int, round: int, node: str, step: str) -> str | None:
         return "away" if node == "c1" and round == 0 else None
 

@@ -59,7 +59,7 @@ def test_by_hand() -> None:
     assert mixup(0.1) == pytest.approx(0.733765, abs=2e-6)
 
 
-def test_the_error_shrinks_as_the_square() -> None:
+def test_the_error_shrinks_with_the_square_of_lam() -> None:
     double = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -99,7 +99,7 @@ def test_without_mixing_it_is_fedavg() -> None:
     assert not is_fedavg("fedmix", 2, lam=0.1)
 
 
-def test_means_are_of_enough_rows_and_of_all_of_them() -> None:
+def test_means_cover_all_rows_in_groups_of_at_least_mash() -> None:
     run, data = mix(mash=7), skewed()["c0"]
     found = run.mashed(Node("c0", data))
     n = len(data.train)
@@ -109,7 +109,7 @@ def test_means_are_of_enough_rows_and_of_all_of_them() -> None:
     assert torch.allclose(few["x"][0], data.train["x"][:3].mean(0))
 
 
-def test_means_travel_once_and_everybody_keeps_them() -> None:
+def test_means_are_sent_once_and_kept() -> None:
     with federation() as fed:
         result = federate(method("fedmix"), fed, 3)
         down = [r.bytes_down for r in result.rounds]
@@ -123,7 +123,7 @@ def test_means_travel_once_and_everybody_keeps_them() -> None:
     assert result.rounds[3].bytes_up == plain.rounds[3].bytes_up
 
 
-def test_whoever_was_away_gets_them_later() -> None:
+def test_an_absent_node_gets_the_means_later() -> None:
     with federation() as fed:
         result = federate(method("fedmix", cohort=0.5), fed, 5)
         took = {i for r in result.rounds[1:] for i in r.participants}

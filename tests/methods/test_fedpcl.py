@@ -44,7 +44,7 @@ def test_sets_are_averaged_over_clients() -> None:
     assert run.loss(p, batch, known(centre, sets)).item() == pytest.approx(float(sum(apart) / 3), abs=1e-6)
 
 
-def test_a_class_only_i_have_is_known_to_me() -> None:
+def test_a_node_knows_its_own_classes_if_letters_are_lost() -> None:
     """Its prototype was lost on the way: the loss of its rows must not be that of an impossible class."""
     run, node = pcl(pretrain=0), Node("c0", skewed()["c0"], round=1)
     nothing = {"centre": torch.zeros(10, 8), "known": torch.zeros(10, dtype=torch.bool), "sets": torch.zeros(2, 10, 8)}
@@ -57,7 +57,7 @@ def test_a_class_only_i_have_is_known_to_me() -> None:
     assert after["P"].isfinite().all()
 
 
-def test_prototypes_leave_and_never_weights() -> None:
+def test_only_prototypes_leave_a_node() -> None:
     run = pcl()
     with federation() as fed:
         result = federate(run, fed, 3)
@@ -73,7 +73,7 @@ def test_prototypes_leave_and_never_weights() -> None:
     assert result.model is None
 
 
-def test_the_encoder_travels_once() -> None:
+def test_the_encoder_is_sent_once() -> None:
     with federation() as fed:
         down = [r.bytes_down for r in federate(pcl(mlp_task(64)), fed, 3).rounds]
     assert down[0] > 4 * 4 * 64 * 64  # in the set-up, with the first question for prototypes
@@ -90,7 +90,7 @@ def test_the_encoder_is_trained_on_public_rows_only() -> None:
         assert same(federate(run, fed, 1).state["encoder"], encoder)
 
 
-def test_without_public_rows_it_asks_for_them_or_for_weights() -> None:
+def test_without_public_rows_it_is_refused() -> None:
     with federation(public=None) as fed, pytest.raises(Mistake, match="public"):
         federate(pcl(), fed, 1)
     with federation(public=None) as fed:
@@ -110,21 +110,21 @@ def test_weights_from_a_file(tmp_path: Path) -> None:
     assert result.summary.client_accuracy.mean > 0.3
 
 
-def test_who_takes_no_part_is_remembered() -> None:
+def test_prototypes_of_absent_clients_are_kept() -> None:
     with federation() as fed:
         state = federate(pcl(cohort=0.5), fed, 2).state
     assert list(state["sets"]) == list(fed.ids)
     assert state["known"]["sets"].shape[0] == len(fed.ids)
 
 
-def test_an_isometry_to_begin_with() -> None:
+def test_the_projection_starts_as_an_isometry() -> None:
     run = pcl(width=20)
     p = run.projection(Node("a", skewed()["c0"], seed=3))["P"]
     assert torch.allclose(p.T @ p, torch.eye(16), atol=1e-5)
     assert torch.equal(p, run.projection(Node("b", skewed()["c1"], seed=3))["P"])
 
 
-def test_being_examined_changes_nothing() -> None:
+def test_evaluation_changes_nothing() -> None:
     run = pcl()
     with federation() as fed:
         state = federate(run, fed, 1).state

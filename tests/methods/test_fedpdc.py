@@ -62,7 +62,7 @@ def test_p1_weights_are_accuracies() -> None:
     assert w["w"].tolist() == pytest.approx([0.925714, 1.074286], abs=1e-6)
 
 
-def test_p1_nobody_right_is_fedavg() -> None:
+def test_p1_all_accuracies_zero_is_fedavg() -> None:
     assert shares([0, 0, 0, 0], SIZES) == pytest.approx([0.1, 0.4, 0.3, 0.2])
     assert shares([0, 0, 0, 0], SIZES, size_aware=True) == pytest.approx([0.1, 0.4, 0.3, 0.2])
     w, p = scored(label=2)  # a class the network does not have
@@ -70,7 +70,7 @@ def test_p1_nobody_right_is_fedavg() -> None:
     assert w["w"].tolist() == pytest.approx([0.5, 1.6], abs=1e-6)
 
 
-def test_sizes_count_if_asked() -> None:
+def test_size_aware_weights() -> None:
     assert shares([0.5, 0.25], [1, 2], size_aware=True) == [0.5, 0.5]
     assert scored(size_aware=True)[0]["w"].tolist() != scored()[0]["w"].tolist()
 
@@ -124,7 +124,7 @@ def test_p3_lambda_by_round() -> None:
     assert fedpdc(lam=3).strength(50) == 3
 
 
-def test_p4_who_was_not_selected_is_trusted() -> None:
+def test_p4_a_node_that_did_not_take_part_has_score_one() -> None:
     fed = federation(6)
     method = fedpdc(cohort=0.5)
     fed.bind(method)
@@ -159,12 +159,12 @@ def outcome(method: Method, rounds: int = 3, **options: Any) -> dict[str, Tensor
     return found.model
 
 
-def test_as_printed_lambda_has_no_effect_at_all() -> None:
+def test_as_printed_lambda_has_no_effect() -> None:
     weak, strong = (outcome(fedpdc(correction="constant", lam=lam)) for lam in (0.0, 10.0))
     assert same(weak, strong)
 
 
-def test_without_lambda_all_corrections_are_one() -> None:
+def test_with_lambda_zero_all_corrections_agree() -> None:
     plain = outcome(fedpdc(correction="constant"))
     for correction in ("prox", "public", "scale"):
         assert near(outcome(fedpdc(correction=correction, lam=0.0)), plain, 1e-5)
@@ -185,7 +185,7 @@ def test_equal_scores_are_the_plain_mean() -> None:
     assert near(found, outcome(FedAvg(task=small_task(), local=PLAN), 1), 1e-5)
 
 
-def test_the_corrections_act() -> None:
+def test_corrections_change_the_model() -> None:
     plain = outcome(fedpdc(correction="constant"))
     for correction in ("prox", "public", "scale"):
         assert not near(outcome(fedpdc(correction=correction, lam=2.0)), plain, 1e-3)
@@ -215,7 +215,7 @@ def books(correction: Any, topology: str = "star") -> list[dict[str, Any]]:
         return federate(fedpdc(correction=correction), fed, 2, evaluate_every=2).rounds
 
 
-def test_the_public_rows_are_in_the_books_once() -> None:
+def test_the_ledger_counts_the_public_rows_once() -> None:
     plain, sent = books("prox"), books("public")
     asked = 4 * wire.size(True)
     assert plain[0].bytes_down == plain[0].bytes_up == 0
@@ -240,7 +240,7 @@ def test_nodes_do_not_see_the_scores_of_others() -> None:
     assert method.shared((w, {"c0": 0.5})) == (w, {})
 
 
-def test_only_who_aggregates_holds_public_rows() -> None:
+def test_only_aggregators_hold_public_rows() -> None:
     with federation() as star, federation(topology="ring") as ring, federation(topology="rotating") as rotating:
         assert star.node("c0", StepName("train"), 1, {}).public is None
         assert star.node(SERVER, StepName("combine"), 1, {}).public is not None
@@ -248,7 +248,7 @@ def test_only_who_aggregates_holds_public_rows() -> None:
         assert rotating.node("c0", StepName("train"), 1, {}).public is not None
 
 
-def test_who_missed_the_public_rows_trains_without_them() -> None:
+def test_a_node_without_public_rows_trains_without_correction() -> None:
     def absent(seed: int, round: int, node: str, step: str) -> str | None:
         return "away" if (node, step) == ("c1", "keep") else None
 

@@ -21,7 +21,7 @@ def rep(**settings: object) -> FedRep:
     return FedRep(task=normed_task(), local=SGD(lr=0.1, batch=16), **settings)  # type: ignore[arg-type]
 
 
-def test_phases() -> None:
+def test_head_and_body_are_trained_in_turn() -> None:
     run, node = rep(head_epochs=2), Node("c0", skewed()["c0"], round=1)
     head, start = run.task.part("head"), run.task.init(0)
     phi = drop(start, head)
@@ -73,14 +73,14 @@ def test_traffic_is_that_of_the_body() -> None:
     assert 4 * head < up[0] - up[1] < 4 * (head + 300)  # and its place in the header
 
 
-def test_one_node_alone_learns() -> None:
+def test_a_single_node_learns() -> None:
     data = {"a": skewed()["c0"]}
     with federation(data) as fed:
         result = federate(rep(head_epochs=5), fed, 4)
     assert result.summary.client_accuracy.mean > 0.5
 
 
-def test_a_network_that_is_all_head_is_refused() -> None:
+def test_a_network_without_a_body_is_refused() -> None:
     run = FedRep(task=Task(lambda: build("linear", SHAPE, 10)), local=SGD())
     with federation() as fed, pytest.raises(Mistake, match="has only a head"):
         federate(run, fed, 1)

@@ -48,7 +48,7 @@ def test_known_answer() -> None:
     assert loss_at([100, 10, 1]) - plain == pytest.approx(5.866891, abs=1e-5)
 
 
-def test_even_counts_are_the_plain_loss() -> None:
+def test_equal_class_counts_give_the_plain_loss() -> None:
     assert loss_at([7, 7, 7]) == pytest.approx(2 * 1.845911, abs=1e-5)
 
 
@@ -100,6 +100,6 @@ def test_personal_is_generic_plus_own() -> None:
     assert same(pick(after, w), w)
 
 
-def test_a_body_named_otherwise_is_told_so() -> None:
+def test_a_network_without_body_and_head_is_refused() -> None:
     with federation() as fed, pytest.raises(Mistake, match="submodule 'head'"):
         federate(rod(Task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))), fed, 1)

@@ -50,7 +50,7 @@ def test_without_samples_the_plain_mean_of_equal_clients_is_fedavg() -> None:
     assert near(ours.state["theta"], run(FedAvg(task=mlp_task(), local=PLAN), clients=clients).state, 1e-5)
 
 
-def test_with_unequal_sizes_that_mean_counts_clients_once_more_each() -> None:
+def test_with_unequal_sizes_the_mean_of_the_ensemble_differs_from_fedavg() -> None:
     ours = run(fedsbme(samples=0, server_mode="average", **BARE), 1)
     e = ours.state["ensemble"]
     sizes = [len(d.train) for d in skewed().values()]
@@ -80,7 +80,7 @@ def node(**more: Any) -> Node:
     return Node("server", Data(nothing, nothing, nothing), public=public(), **more)
 
 
-def test_losses_of_the_server() -> None:
+def test_the_losses_of_the_server_by_hand() -> None:
     method = fedsbme(server_mode="distill")
     w, batch = method.task.init(0), public().batch()
     outputs = method.task.outputs(w, batch["x"])
@@ -90,7 +90,7 @@ def test_losses_of_the_server() -> None:
     assert float(half) == pytest.approx(float(cross_entropy(outputs, batch["y"])) / 2, abs=1e-6)
 
 
-def test_distilling_does_not_look_at_labels() -> None:
+def test_distillation_ignores_labels() -> None:
     wrong = Rows.of(x=public()["x"], y=(public()["y"] + 1) % 10)
     found = [run(fedsbme(server_mode="distill", pretrain=0), public=rows).state["theta"] for rows in (public(), wrong)]
     assert same(*found)
@@ -103,13 +103,13 @@ def test_average_is_the_plain_mean_of_the_ensemble() -> None:
     assert near(state["theta"], mean(ensemble.members(state["ensemble"])))
 
 
-def test_the_posterior_is_the_same_whoever_aggregates() -> None:
+def test_the_posterior_does_not_depend_on_the_aggregator() -> None:
     star, rotating = (run(fedsbme(pretrain=0, server_epochs=0), topology=t).state for t in ("star", "rotating"))
     assert same(star["ensemble"], rotating["ensemble"])
 
 
 @pytest.mark.parametrize("settings", [{}, {"posterior": "dirichlet"}, {"norm_deltas": True, "scale": 0.1}])
-def test_samples_keep_off_batch_norm(settings: dict[str, Any]) -> None:
+def test_batchnorm_is_not_sampled(settings: dict[str, Any]) -> None:
     method = fedsbme(normed_task(), **settings, local=SGD(lr=0.1, batch=16, epochs=2))
     e = run(method, 1).state["ensemble"]
     assert ensemble.size(e) == 1 + 4 + 4
@@ -165,7 +165,7 @@ def test_other_methods_have_no_variants() -> None:
     assert found.rounds[1].variants == found.summary.last.variants == {}
 
 
-def test_a_run_that_was_stopped_goes_on_and_leaves_its_ensemble(tmp_path) -> None:
+def test_a_stopped_run_resumes_and_saves_its_ensemble(tmp_path) -> None:
     def stop(record: Round) -> None:
         if record.round == 2:
             raise KeyboardInterrupt
@@ -181,7 +181,7 @@ def test_a_run_that_was_stopped_goes_on_and_leaves_its_ensemble(tmp_path) -> Non
     assert same(ensemble_file.load(tmp_path), whole.state["ensemble"])
 
 
-def test_variances_are_sent_only_if_they_count() -> None:
+def test_variances_are_sent_only_with_kappa() -> None:
     size = wire.size(mlp_task().init(0))
     plain, both = (run(fedsbme(kappa=k), 1).rounds[1] for k in (0.0, 1.0))
     assert plain.bytes_up == pytest.approx(4 * size, rel=0.05)
@@ -208,7 +208,7 @@ def test_clients_may_be_missing() -> None:
     assert none.rounds[1].variants == {}
 
 
-def test_a_graph_of_peers_has_no_server() -> None:
+def test_peers_are_refused() -> None:
     with pytest.raises(Mistake, match="needs one aggregator and so cannot run under 'ring': use --topology star"):
         run(fedsbme(), topology="ring")
 
@@ -216,7 +216,7 @@ def test_a_graph_of_peers_has_no_server() -> None:
 @pytest.mark.parametrize(
     "bad", [{"samples": -1}, {"gamma": 0.0}, {"temperature": 0.0}, {"kappa": -1.0}, {"swa_start": -0.5}]
 )
-def test_what_cannot_be_is_refused(bad: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(Mistake, match=next(iter(bad))):
         fedsbme(**bad)
 

@@ -44,7 +44,7 @@ def test_known_answers(near: float, far: list[float], held: list[bool], expected
     assert found.item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_an_empty_pool_has_no_gradient() -> None:
+def test_without_past_models_the_gradient_is_zero() -> None:
     z = Z.clone().requires_grad_()
     moon().contrast(z, at(0.3), torch.zeros(1, 1, 2), torch.tensor([False])).sum().backward()
     assert z.grad is not None
@@ -56,11 +56,11 @@ def test_the_first_round_is_fedavg() -> None:
     assert not is_fedavg("moon", rounds=2, mu=5.0, task=normed_task())
 
 
-def test_without_weight_it_is_fedavg() -> None:
+def test_mu_zero_is_fedavg() -> None:
     assert is_fedavg("moon", rounds=3, mu=0.0, task=normed_task())
 
 
-def test_the_others_are_fixed_and_the_pool_slides() -> None:
+def test_past_models_are_fixed_and_replaced_in_order() -> None:
     run, node = moon(buffer=2), Node("c0", skewed()["c0"])
     w = run.task.init(0)
     for round in (1, 2, 3):
@@ -73,7 +73,7 @@ def test_the_others_are_fixed_and_the_pool_slides() -> None:
         assert len(node.state["past"]) == min(round, 2)
 
 
-def test_comparing_leaves_the_received_model_as_it_was() -> None:
+def test_the_received_model_is_not_modified() -> None:
     run, node = moon(), Node("c0", skewed()["c0"], round=1)
     w = run.task.init(0)
     before = {k: v.clone() for k, v in w.items()}
@@ -81,7 +81,7 @@ def test_comparing_leaves_the_received_model_as_it_was() -> None:
     assert same(w, before)  # evaluation mode: BatchNorm's statistics do not move
 
 
-def test_nobody_but_oneself() -> None:
+def test_past_models_stay_at_the_node() -> None:
     """One node alone receives its own last model: both cosines are one number, and the contrast pulls nowhere."""
     data = {"a": skewed()["c0"]}
     found, plain = (models(name, 4, data, **more) for name, more in (("moon", {"mu": 5.0}), ("fedavg", {})))

@@ -23,12 +23,12 @@ def run(method: Method, rounds: int = 2, **options: Any) -> Result:
         return federate(method, fed, rounds, evaluate_every=rounds)
 
 
-def test_users_type_dashes() -> None:
+def test_names_on_the_command_line_have_dashes() -> None:
     assert find("server-only") is ServerOnly
     assert find("fedavg-tuned") is FedAvgTuned
 
 
-def test_the_servers_model_does_not_depend_on_clients_and_costs_nothing() -> None:
+def test_the_model_does_not_depend_on_clients_and_costs_no_traffic() -> None:
     first, second = (run(ServerOnly(task=mlp_task(), local=PLAN), clients=skewed(4, seed=s)) for s in (0, 1))
     assert same(first.state, second.state)
     assert first.summary.bytes_up == first.summary.bytes_down == 0
@@ -41,7 +41,7 @@ def test_the_server_learns_from_its_rows() -> None:
     assert sum(r.steps for r in found.rounds) == (5 + 4 * 5) * -(-len(public()) // 16)
 
 
-def test_the_server_has_no_decay() -> None:
+def test_the_learning_rate_of_the_server_does_not_decay() -> None:
     plans = (PLAN, SGD(lr=0.1, batch=16, decay=0.1))
     assert same(*(run(ServerOnly(task=mlp_task(), local=p)).state for p in plans))
 

@@ -48,7 +48,7 @@ def test_all_schemes_give_the_same_models():
             ), share
 
 
-def test_peers_change_each_other_and_results_do_not_depend_on_workers_or_masks():
+def test_results_do_not_depend_on_workers_or_masks():
     first, again = models(run()[1]), models(run(workers=2)[1])
     alone = models(run(faults=lambda seed, round, node, step: "gone" if step == "choose" else None)[1])
     assert all(torch.equal(first[i][k], again[i][k]) for i in first for k in first[i])
@@ -56,7 +56,7 @@ def test_peers_change_each_other_and_results_do_not_depend_on_workers_or_masks()
 
 
 @pytest.mark.parametrize("stage", ["paint", "train", "judge", "opine", "choose", "split", "add_up", "adopt"])
-def test_a_peer_lost_at_any_stage_corrupts_nobody(stage):
+def test_a_peer_lost_at_any_stage_does_not_corrupt_others(stage):
     """Everyone's model stays finite and in the hull of plausible values, and the record says what happened."""
     result, states = run(
         rounds=3, faults=lambda seed, round, node, step: "gone" if (node, step) == ("c1", stage) else None
@@ -69,7 +69,7 @@ def test_a_peer_lost_at_any_stage_corrupts_nobody(stage):
     assert abs(result.summary.client_accuracy.mean - whole.summary.client_accuracy.mean) < 0.3
 
 
-def test_links_are_mutual_and_chosen_anew():
+def test_links_are_mutual_and_new_in_each_round():
     names = [f"c{k}" for k in range(8)]
     nodes = {
         r: [Node(n, None, seed=3, round=r, peers=tuple(m for m in names if m != n)) for n in names] for r in (1, 2)
@@ -81,7 +81,7 @@ def test_links_are_mutual_and_chosen_anew():
     assert linked[1] != linked[2]
 
 
-def test_uncertainty_falls_with_contacts_alone():
+def test_uncertainty_depends_only_on_the_number_of_contacts():
     _, states = run(rounds=3, prior=1.0)
     for s in states.values():
         for alpha, beta in s["evidence"].values():
@@ -90,7 +90,7 @@ def test_uncertainty_falls_with_contacts_alone():
             assert contacts >= 1  # nobody is on the list without contact
 
 
-def test_only_direct_opinions_travel():
+def test_only_direct_opinions_are_sent():
     node = Node("A", None, round=1, step="opine", peers=("B", "C"))
     scratch(node).update(mine=torch.tensor([3, 4]), yours={"B": 1.0})
     node.state |= {"known": {"C": (0.9, 0.0, 0.1)}, "evidence": {}}
@@ -99,7 +99,7 @@ def test_only_direct_opinions_travel():
     assert "C" not in told["B"]
 
 
-def test_gan_is_painted_anew_on_schedule_and_its_pictures_are_bytes():
+def test_the_gan_is_trained_on_schedule_and_its_pictures_are_bytes():
     result, states = run(rounds=6, refresh=2, frozen=4)
     painted = [r.round for r in result.rounds if "paint" in r.fit_seconds]
     assert painted == [1, 3]
@@ -108,12 +108,12 @@ def test_gan_is_painted_anew_on_schedule_and_its_pictures_are_bytes():
 
 
 @pytest.mark.parametrize("topology", ["star", "rotating", "ring"])
-def test_other_topologies_are_refused_in_a_sentence(topology):
+def test_other_topologies_are_refused(topology):
     with pytest.raises(Mistake, match="topology full"):
         Simulation(skewed(PEERS), topology=topology).bind(method())
 
 
-def test_the_record_says_who_listens_to_whom_and_how_sure_they_are():
+def test_the_record_has_weights_and_uncertainties():
     result, states = run(rounds=2)
     heard = result.rounds[-1].listens
     assert heard
@@ -131,7 +131,7 @@ def test_the_record_says_who_listens_to_whom_and_how_sure_they_are():
     assert spent["train"] > 0
 
 
-def test_the_books_show_what_each_way_of_sharing_moves(monkeypatch):
+def test_the_ledger_counts_the_traffic_of_each_scheme(monkeypatch):
     """Printed: n^2 models a requester. Once: K (K - 1) shares and K - 1 sums a requester, below 2 K^2 for everybody."""
     from kilter.runtimes.ledger import Ledger
 
@@ -168,7 +168,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("share", SCHEMES)
-def test_a_peer_that_writes_nonsense_stops_nobody(share):
+def test_invalid_letters_are_ignored(share):
     """Whatever it writes, others go on without it, as if it were silent."""
 
     class Liars(Simulation):
@@ -201,7 +201,7 @@ def test_on_28x28_the_gan_costs_less_than_the_classifier():
     assert spent["paint"] < spent["train"]
 
 
-def test_state_is_made_of_what_can_be_kept(tmp_path):
+def test_the_state_can_be_checkpointed(tmp_path):
     from kilter import Store
 
     with Simulation(skewed(PEERS), bench=bench(), topology="full") as fed:

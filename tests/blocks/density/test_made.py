@@ -52,14 +52,14 @@ def test_bernoulli_sums_to_one_over_all_inputs(inputs, hidden, seed):
 
 @pytest.mark.parametrize("kind", ["bernoulli", "gaussian"])
 @given(st.integers(1, 9), st.integers(0, 2**31))
-def test_an_output_sees_only_what_comes_before(kind, inputs, seed):
+def test_an_output_depends_only_on_earlier_inputs(kind, inputs, seed):
     made = MADE(inputs, 16, kind, seed)
     jacobian = torch.autograd.functional.jacobian(lambda x: made.outputs(x[None])[0], torch.rand(inputs))
     for head in jacobian.split(inputs):
         assert torch.equal(head, head.tril(-1))
 
 
-def test_degrees_are_the_seeds_and_in_range():
+def test_degrees_follow_from_the_seed_and_are_in_range():
     one, same, other = MADE(9, 50, seed=1), MADE(9, 50, seed=1), MADE(9, 50, seed=2)
     assert torch.equal(one.sees_mask, same.sees_mask)
     assert not torch.equal(one.sees_mask, other.sees_mask)
@@ -114,7 +114,7 @@ def fit_of(kind: str, client: int, epochs: int) -> Fit:
     ("kind", "best"),  # entropy: ln 2 + H(.9) + 0; h(1) + h(.3) + the narrowest Gaussian at its centre
     [("bernoulli", 1.018), ("gaussian", 1.419 + 0.215 + 0.919 - 2.303)],
 )
-def test_learns_what_depends_on_what(kind, best):
+def test_dependencies_between_inputs_are_learned(kind, best):
     task = density_task(3, 32, kind, 0)
     made = made_with(task, run_one(fit_of(kind, 0, epochs=40)).params)
     fresh = correlated(kind, 2000, 9)
@@ -123,7 +123,7 @@ def test_learns_what_depends_on_what(kind, best):
 
 
 @pytest.mark.parametrize("kind", ["bernoulli", "gaussian"])
-def test_clients_train_stacked_as_they_do_alone(kind):
+def test_stacked_training_agrees_with_single_training(kind):
     fits = [fit_of(kind, k, epochs=2) for k in range(3)]
     for a, b in zip(run(fits), run(fits, stacked=False), strict=True):
         assert near(a.params, b.params, 1e-4)

@@ -81,7 +81,7 @@ def test_one_label_only_has_the_smallest_variance(counts):
     assert choose(counts).tolist() == [[1, int(np.flatnonzero(counts)[0]), 0.01]]
 
 
-def test_components_start_apart_even_where_one_label_is_nearly_all():
+def test_components_start_at_different_means():
     theta = fit([997, 1, 1, 1], 2)
     assert theta[0, 1] != theta[1, 1]
 
@@ -100,7 +100,7 @@ def test_a_component_without_weight_has_no_mass():
 
 @settings(max_examples=25)
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=12).filter(any))
-def test_what_em_gives_is_a_mixture_of_these_labels(counts):
+def test_em_returns_a_valid_mixture(counts):
     theta = choose(counts)
     pi, mu, v = theta.T
     there = np.flatnonzero(counts)

@@ -29,7 +29,7 @@ def close(found, expected, tolerance=1e-6):
     return [float(v) for v in found] == pytest.approx(expected, abs=tolerance)
 
 
-def test_odds_of_the_right_judge_are_the_ratio():  # D4
+def test_odds_of_an_exact_classifier_are_the_ratio():  # D4
     x = torch.tensor([-1, 0, 0.5, 1, 2], dtype=torch.float64)
     p = torch.sigmoid(x - 0.5)
     assert close(p, [0.182426, 0.377541, 0.5, 0.622459, 0.817574])
