@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 JOBS ?= 2
 
-.PHONY: demo test test-all test-hostile docs dist lint bench coverage clean
+.PHONY: demo test test-all test-hostile test-gpu docs dist lint bench coverage clean
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(PY) || python3 -m venv .venv
@@ -21,6 +21,10 @@ test-all: .venv/ready
 # Lying servers, members, peers and relays; mutated messages, kills and flipped bits. Under ten minutes.
 test-hostile: .venv/ready
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m hostile
+
+# Agreement with the CPU on a real accelerator; skipped with a reason where there is none.
+test-gpu: .venv/ready
+	$(PY) -m pytest -m gpu -rs
 
 # The documentation site, in site/. Warnings are errors.
 docs: .venv/ready
