@@ -22,12 +22,13 @@ from kilter.core import Data, Method, Rows
 from kilter.data import DATASETS, Dataset, Split, load, split
 from kilter.data.split import public_file
 from kilter.errors import Mistake, unknown
-from kilter.federate import CHECKPOINT_SECONDS, NothingTrained, Result, Watch, federate, nothing_trained
+from kilter.federate import CHECKPOINT_SECONDS, NothingTrained, Result, Watch, federate
 from kilter.methods import find
 from kilter.models import build as build_model
 from kilter.models import load_weights
 from kilter.options import check, check_values, fill, option, own_fields
 from kilter.plugins import is_file_spec
+from kilter.records.notices import nothing_trained
 from kilter.records.run_folder import Store, write
 from kilter.runtimes.base import Runtime
 from kilter.runtimes.robust import parse as parse_robust
@@ -90,6 +91,8 @@ class Experiment:
     seed: int = option(0, "Seed of every random choice.", at_least=0)
     evaluate_every: int = option(1, "Rounds between evaluations; the last round is always evaluated.", at_least=1)
     plain: bool = option(False, "Simulate without accelerated code: slower, and other last bits.")
+    device: str = option("cpu", "Device of the simulation: cpu, cuda, cuda:1, mps, xpu; auto: the best there is.")
+    precision: Literal["fp32", "bf16", "fp16"] = option("fp32", "Precision of layers; parameters stay float32.")
     patience: int = option(0, "Stop after this many evaluations without improvement; 0: never.", at_least=0)
 
     def __post_init__(self) -> None:
@@ -205,6 +208,8 @@ class Experiment:
             "seed": self.seed,
             "workers": workers,
             "plain": self.plain,
+            "device": self.device,
+            "precision": self.precision,
             "faults": Missing(self.missing) if self.missing else None,
         }
         fed = runtime(self, split.clients, facts, options) if runtime else Simulation(split.clients, **options)
@@ -277,7 +282,17 @@ def read_toml(path: Path) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """The versions of the software, for the record of a run."""
     packages = {name: version(name) for name in ("kilter", "torch", "numpy", "scikit-learn")}
-    return {"python": platform.python_version(), **packages, "commit": commit()}
+    return {"python": platform.python_version(), **packages, "commit": commit(), "cpu": cpu()}
+
+
+@cache
+def cpu() -> str:
+    """The processor and the instruction set that torch uses on it: float results depend on it."""
+    model = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+        model = names[0].partition(":")[2].strip() if names else model
+    return f"{model}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 @cache

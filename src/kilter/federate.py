@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from kilter.core import SERVER, AtNodes, Method, Params, Tree
 from kilter.errors import Mistake
-from kilter.records.notices import count_notices, failure_counts, no_valid_replies
+from kilter.records.notices import count_notices, no_valid_replies, nothing_trained
 from kilter.records.run_folder import Saved, Store
+from kilter.records.settings import Settings, changed_settings
 from kilter.records.types import (
     Checkpoint,
     ClientReport,
@@ -28,7 +29,7 @@ from kilter.records.types import (
 from kilter.runtimes.base import Runtime
 from kilter.runtimes.evaluation import (
     NOT_FINITE,
-    Order,
+    EvaluationOrder,
     by_class,
     clear_non_finite,
     is_personal,
@@ -41,7 +42,6 @@ from kilter.runtimes.evaluation import (
 from kilter.runtimes.interrupts import check
 from kilter.runtimes.step_names import EVALUATE
 
-Settings = Mapping[str, object]
 Watch = Callable[[Round], None]
 CHECKPOINT_SECONDS = 5.0  # a checkpoint is written at most this often, and at the end
 
@@ -179,7 +179,7 @@ def _resume(loop: Loop, extend: Callable[[], None] | None) -> bool:
     saved = loop.store.load() if loop.store else None
     if saved is None or loop.store is None:
         return False
-    changed = _changed(saved.experiment, loop.experiment)
+    changed = changed_settings(saved.experiment, loop.experiment)
     longer = extend if "rounds" in changed else None
     if longer:
         changed.remove("rounds")
@@ -200,20 +200,6 @@ def _resume(loop: Loop, extend: Callable[[], None] | None) -> bool:
     if longer:
         longer()
     return True
-
-
-def _changed(old: Settings | None, new: Settings | None) -> list[str]:
-    """The settings that differ, one level deep; none where a side is not known."""
-    if old is None or new is None:
-        return []
-    changed = []
-    for name in {**old, **new}:
-        one, other = old.get(name), new.get(name)
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            changed += [f"{name}.{inner}" for inner in _changed(one, other)]
-        elif one != other:
-            changed.append(name)
-    return changed
 
 
 def _check_extension(loop: Loop, at: Checkpoint) -> None:
@@ -272,7 +258,7 @@ def evaluate(method: Method, fed: Runtime, state: Tree, full: bool) -> Evaluated
             y = fed.bench["y"]
             scores, seen = score(method, outputs, y, full), by_class(method, outputs, y)
         variants = score_variants(method, state, fed.bench, full)
-    order = Order(state=state if alone else method.shared(state), full=full, seen=seen)
+    order = EvaluationOrder(state=state if alone else method.shared(state), full=full, seen=seen)
     reports = read_reports(fed.call(EVALUATE, order, training=False), fed.ledger)
     own = scores is None
     if own and (mean := mean_of(list(reports.values()))):
@@ -372,14 +358,6 @@ def _finish(loop: Loop, name: str) -> Result:
     return Result(loop.state, summary, loop.records, at.last.reports, best.clients if best else None, model)
 
 
-def nothing_trained(records: Sequence[Round]) -> str:
-    """Why no reply could be used, in one sentence."""
-    return (
-        f"No reply of any client could be used in any round ({failure_counts(records)}), so the model is still the initial "
-        "one: lower the learning rate, or check the method's settings and the clients' data."
-    )
-
-
 def _summary(loop: Loop, name: str, last: Evaluation) -> Summary:
     method, fed, at, records = loop.method, loop.fed, loop.at, loop.records
     fit_seconds: Counter[str] = Counter()
@@ -408,6 +386,8 @@ def _summary(loop: Loop, name: str, last: Evaluation) -> Summary:
         notices=count_notices(records, never),
         seconds=at.seconds,
         workers={step: n for step, n in fed.shared.items() if not step.startswith(":")},
+        device=", ".join(map(str, fed.devices)),
+        precision=fed.precision,
         stopped_early=at.stopped,
         last=last,
         best=at.best.evaluation if at.best else None,

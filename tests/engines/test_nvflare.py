@@ -26,8 +26,8 @@ BIN = Path(sys.executable).parent
 WAIT = 1500.0  # seconds for a run: the machine may be busy
 LEAD = "lead@kilter.org"
 RUNS = "nvflare.collab.runtime."
-ALLOWED = {"server": [RUNS + "controller.CollabController", "kilter.engines.nvflare.Server"]}
-ALLOWED["site"] = [RUNS + "executor.CollabExecutor", "kilter.engines.nvflare.Site"]
+ALLOWED = {"server": [RUNS + "controller.CollabController", "kilter.engines.nvflare.FlareServer"]}
+ALLOWED["site"] = [RUNS + "executor.CollabExecutor", "kilter.engines.nvflare.FlareSite"]
 
 installed = pytest.mark.skipif(
     find_spec("nvflare") is None, reason="NVFlare is not installed: pip install 'kilter[nvflare]'"

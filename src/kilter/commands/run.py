@@ -109,8 +109,10 @@ def _run_to_the_end(experiment: Experiment, method: Method, fed: Runtime, store:
     from kilter.records.run_folder import read_summary
     from kilter.report.progress import Progress
     from kilter.report.result import show_notices, show_result
+    from kilter.runtimes.devices import describe
     from kilter.runtimes.interrupts import stoppable
 
+    stdout.print(f"Device: {describe(fed.devices)}", markup=False)
     try:
         with stoppable(), Progress(experiment.rounds, stdout) as progress:
             experiment.run(method, fed, store, progress.see, extend=extend)

@@ -1,4 +1,4 @@
-"""Kilter as an NVFlare job, with its Collab API: `Server` leads the run, `Site` answers at each site (docs/engines.md).
+"""Kilter as an NVFlare job, with its Collab API: `FlareServer` leads the run, `FlareSite` answers at each site (docs/engines.md).
 
 A site's name is the one NVFlare provisioned: the server calls a client by it, and a site answers only to a call whose origin is
 the server. Both classes must be on the class allow-list of whoever runs them; no code travels with the job.
@@ -20,7 +20,7 @@ from kilter.engines.settings import RunSettings, make_site
 from kilter.engines.site_endpoint import answer_letter, refuse
 from kilter.errors import Mistake
 from kilter.experiment import read_toml
-from kilter.net.site import Site as NetworkSite
+from kilter.net.site import Site
 from kilter.net.tls import Identity
 
 log = logging.getLogger("kilter.net")
@@ -28,7 +28,7 @@ log = logging.getLogger("kilter.net")
 SETTINGS = "kilter.toml"  # in the folder `local` of a site's startup kit
 
 
-class Server:
+class FlareServer:
     """The run: `settings` as in docs/engines.md."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -49,12 +49,12 @@ class Server:
         run.run(CallTransport(call, run.sites), "server", Console(file=sys.stderr, highlight=False))
 
 
-class Site:
+class FlareSite:
     """This site, as its own settings describe it; created when it is first asked."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # NVFlare answers calls in many threads
-        self._site: NetworkSite | None = None
+        self._site: Site | None = None
 
     @collab.publish  # type: ignore[untyped-decorator]
     def visit(self, letter: bytes) -> bytes:
@@ -70,7 +70,7 @@ class Site:
             return answer_letter(self._site, letter)
 
 
-def _site(workspace: Any, name: str) -> NetworkSite:
+def _site(workspace: Any, name: str) -> Site:
     """The site of this startup kit; the kit's certificate vouches for its key for sealed letters."""
     kit = Identity.read(Path(workspace.get_startup_kit_dir()), ("client.key", "client.crt", "rootCA.pem"), strict=False)
     return make_site(read_toml(Path(workspace.get_site_config_dir()) / SETTINGS), name, kit)

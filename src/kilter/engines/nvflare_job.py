@@ -41,7 +41,9 @@ def write(settings: dict[str, Any], folder: Path) -> None:
                     "args": {"server_obj_id": "_server", "collab_obj_ids": [], "sync_task_timeout": PATIENCE},
                 }
             ],
-            "components": [{"id": "_server", "path": "kilter.engines.nvflare.Server", "args": {"settings": settings}}],
+            "components": [
+                {"id": "_server", "path": "kilter.engines.nvflare.FlareServer", "args": {"settings": settings}}
+            ],
         },
         "app/config/config_fed_client.json": {
             "format_version": 2,
@@ -54,7 +56,7 @@ def write(settings: dict[str, Any], folder: Path) -> None:
                     },
                 }
             ],
-            "components": [{"id": "_client", "path": "kilter.engines.nvflare.Site", "args": {}}],
+            "components": [{"id": "_client", "path": "kilter.engines.nvflare.FlareSite", "args": {}}],
         },
     }
     for name, content in files.items():

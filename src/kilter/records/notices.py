@@ -73,3 +73,11 @@ def _rounds(numbers: Sequence[int]) -> str:
     named = ["the set-up" if word == "0" else word for word in words]
     text = named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
     return text if numbers == [0] else ("round " if len(numbers) == 1 else "rounds ") + text
+
+
+def nothing_trained(records: Sequence[Round]) -> str:
+    """Why no reply could be used, in one sentence."""
+    return (
+        f"No reply of any client could be used in any round ({failure_counts(records)}), so the model is still the initial "
+        "one: lower the learning rate, or check the method's settings and the clients' data."
+    )

@@ -192,6 +192,8 @@ class Summary:
     notices: list[Notice] = field(default_factory=list)
     seconds: float = 0.0
     workers: dict[str, int] = field(default_factory=dict)  # processes that shared each step
+    device: str = "cpu"
+    precision: str = "fp32"  # of layers
     stopped_early: bool = False
     last: Evaluation
     best: Evaluation | None = None  # the best round on validation rows; None without validation rows

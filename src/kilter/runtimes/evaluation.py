@@ -30,7 +30,7 @@ class ByClass(TypedDict):
     recalls: list[float | None]
 
 
-class Order(TypedDict):
+class EvaluationOrder(TypedDict):
     """What nodes are sent to evaluate."""
 
     state: Tree  # the shared state, or AtNodes where every node has its own

@@ -34,6 +34,7 @@ from kilter.runtimes.worker_messages import State, decode_outcomes, encode_failu
 from kilter.topology import Topology
 
 PATIENCE = 300.0  # seconds to wait for a cluster in which nothing runs
+GPU_SHARE = 0.25  # of a GPU for each process, where one is used
 LOSSES = 4  # so often a chunk may be lost before we think that it is to blame
 
 Handle = Any  # a process of the cluster, or an answer that it will give
@@ -41,7 +42,7 @@ Handle = Any  # a process of the cluster, or an answer that it will give
 log = logging.getLogger("kilter")
 
 
-class Cluster(Simulation):
+class RayCluster(Simulation):
     """A simulation whose steps are performed by the processors of a Ray cluster; `address` "" makes one of this machine.
 
     `workers` processors at most; "auto": all there are, also those that join later.
@@ -60,9 +61,21 @@ class Cluster(Simulation):
         workers: int | Literal["auto"] = "auto",
         faults: Fault | None = None,
         plain: bool = False,
+        device: str = "cpu",
+        precision: str = "fp32",
         facts: Mapping[str, Tree],
     ) -> None:
-        super().__init__(clients, bench=bench, public=public, topology=topology, seed=seed, faults=faults, plain=plain)
+        super().__init__(
+            clients,
+            bench=bench,
+            public=public,
+            topology=topology,
+            seed=seed,
+            faults=faults,
+            plain=plain,
+            device=device,
+            precision=precision,
+        )
         if workers != "auto" and workers < 1:
             raise Mistake(f"There must be at least one worker, not {workers}.")
         self._most = None if workers == "auto" else workers
@@ -70,7 +83,12 @@ class Cluster(Simulation):
         self._ours = connect(address)
 
     def start_workers(self) -> Seats:
-        return Seats(self._most, wire.encode(self._terms), *_rows(self.clients, self.bench, self.public))
+        return Seats(
+            self._most,
+            wire.encode(self._terms),
+            *_rows(self.clients, self.bench, self.public),
+            self.device.type == "cuda",
+        )
 
     def close(self) -> None:
         super().close()
@@ -83,7 +101,7 @@ class Cluster(Simulation):
 
 def simulate_at(address: str) -> MakeSimulation:
     """For `Experiment.build`: simulate on the Ray cluster at this address; "" starts one on this machine."""
-    return lambda experiment, clients, facts, options: Cluster(
+    return lambda experiment, clients, facts, options: RayCluster(
         clients, experiment, address=address, facts=facts, **options
     )
 
@@ -114,15 +132,17 @@ def connect(address: str) -> bool:
 
 
 class Seats:
-    """The cluster's processors that work for us, each a process with the rows and the method; the pool of a `Cluster`."""
+    """The cluster's processors that work for us, each a process with the rows and the method; the pool of a `RayCluster`."""
 
-    def __init__(self, most: int | None, terms: bytes, rows: bytes, tables: Sequence[np.ndarray]) -> None:
+    def __init__(
+        self, most: int | None, terms: bytes, rows: bytes, tables: Sequence[np.ndarray], gpu: bool = False
+    ) -> None:
         import ray
 
         self._ray = ray
         self._most = most
         self._terms = [ray.put(_array(terms)), ray.put(_array(rows)), *(ray.put(t) for t in tables)]
-        self._kind = ray.remote(num_cpus=1, max_restarts=0)(Seat)
+        self._kind = ray.remote(num_cpus=1, num_gpus=GPU_SHARE if gpu else 0, max_restarts=0)(Seat)
         self._idle: list[Handle] = []
         self._busy: dict[Handle, tuple[Handle, list[str]]] = {}  # an answer to come: who gives it, about whom
         self._coming: dict[Handle, Handle] = {}  # who is getting ready
@@ -228,7 +248,15 @@ class Seat:
             said = wire.decode(bytes(terms))
             experiment = Experiment.of(tomllib.loads(said["experiment"]))
             clients, bench, public = _read_rows(bytes(rows), tables)
-            fed = Simulation(clients, bench=bench, public=public, seed=experiment.seed, plain=experiment.plain)
+            fed = Simulation(
+                clients,
+                bench=bench,
+                public=public,
+                seed=experiment.seed,
+                plain=experiment.plain,
+                device=experiment.device,
+                precision=experiment.precision,
+            )
             fed.topology = Topology(**said["topology"])
             fed.bind(experiment.make(**said["facts"]))
             self._fed = fed
@@ -309,7 +337,7 @@ def _agree(theirs: Mapping[str, str]) -> None:
                 theirs[what],
                 mine,
             )
-        elif what != "python":
+        elif what not in ("python", "cpu"):
             raise Mistake(
                 f"A machine of the Ray cluster has {what} {theirs[what]}, this one {mine}: install the same on all."
             )
