@@ -58,6 +58,8 @@ class SimulationOptions(TypedDict):
     seed: int
     workers: int | Literal["auto"]
     plain: bool
+    device: str
+    precision: str
     faults: Fault | None
 
 

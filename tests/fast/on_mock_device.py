@@ -46,7 +46,7 @@ def _known_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def outcome(name: str, task: Task, device: str, **options: Any) -> list[Any]:
     with federation(topology=topologies(name)[0], device=device, **options) as fed:
         result = federate(method(name, task), fed, rounds=2)
-        return [result.state, fed.states, result.rounds[-1]["loss"], result.clients]
+        return [result.state, fed.states, result.rounds[-1].loss, result.clients]
 
 
 def on_cpu(tree: Any) -> bool:

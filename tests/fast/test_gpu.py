@@ -56,4 +56,4 @@ def test_convolutions(model: str) -> None:
 def test_low_precision_learns(precision: str) -> None:
     with federation(device=DEVICE, precision=precision) as fed:
         result = federate(method("fedavg", mlp_task()), fed, rounds=3)
-    assert result.rounds[-1]["loss"] < result.rounds[1]["loss"]
+    assert result.rounds[-1].loss < result.rounds[1].loss

