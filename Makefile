@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 JOBS ?= 2
 
-.PHONY: demo test test-all test-hostile test-gpu docs dist lint bench coverage clean
+.PHONY: demo test test-all test-hostile test-gpu docs reference dist lint bench coverage clean
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(PY) || python3 -m venv .venv
@@ -29,6 +29,10 @@ test-gpu: .venv/ready
 # The documentation site, in site/. Warnings are errors.
 docs: .venv/ready
 	.venv/bin/zensical build --strict --clean
+
+# The pages that are generated from the code: command line and JSON schema.
+reference: .venv/ready
+	$(PY) tools/reference.py
 
 # Wheel and source distribution, in dist/.
 dist: .venv/ready

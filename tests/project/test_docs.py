@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import reference
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -85,6 +86,11 @@ def test_the_parser_sees_titles_and_reasons() -> None:
         Block("bash", "", "c\n", "slow"),
     ]
     assert script(page).endswith("cat > x.py <<'END-OF-BLOCK'\nb\nEND-OF-BLOCK")
+
+
+def test_generated_pages_are_current() -> None:
+    assert (DOCS / "reference/cli.md").read_text() == reference.page(), "run: make reference"
+    assert (DOCS / "reference/schema.json").read_text() == reference.schema_text(), "run: make reference"
 
 
 def test_every_page_is_in_the_navigation() -> None:
