@@ -43,11 +43,11 @@ def structure(tree: Tree) -> object:
 
 def signature(tree: Tree) -> tuple[object, ...]:
     """Shape of a tree: paths, dtypes and shapes, plain values by their type; and last how it nests."""
-    found = (
+    shapes = (
         (path, str(leaf.dtype), tuple(leaf.shape)) if isinstance(leaf, Tensor) else (path, type(leaf).__name__)
         for path, leaf in leaves(tree)
     )
-    return *found, structure(tree)
+    return *shapes, structure(tree)
 
 
 def not_finite(tree: Tree) -> str | None:

@@ -57,7 +57,16 @@ def command(words: tuple[str, ...], log: Path, folder: Path, env: dict[str, str]
     spoil(env)
     from kilter import cli
 
-    cli.main()
+    if not (trace := env.get("KILTER_TEST_TRACE")):
+        cli.main()
+        return
+    import tracing
+
+    with tracing.recorded() as calls:
+        try:
+            cli.main()
+        finally:
+            tracing.write(calls, Path(trace))
 
 
 def spoil(env: dict[str, str]) -> None:
@@ -136,7 +145,7 @@ class Place:
         self.running.append(Process(made, log))
         return self.running[-1]
 
-    def serve(self, *words: str, port: int = 0, out: str = "run") -> Process:
+    def serve(self, *words: str, port: int = 0, out: str = "run", **env: str) -> Process:
         options = [
             "--listen",
             f"127.0.0.1:{port}",
@@ -147,7 +156,7 @@ class Place:
             "--sites",
             ",".join(self.sites),
         ]
-        made = self.kilter("serve", "experiment.toml", *options, *words, name="server")
+        made = self.kilter("serve", "experiment.toml", *options, *words, name="server", **env)
         self.port = int(made.until(r"Listening on 127\.0\.0\.1:(\d+)"))
         return made
 

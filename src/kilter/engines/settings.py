@@ -58,14 +58,14 @@ def make_site(settings: Mapping[str, object], name: str, identity: Identity | No
     for key in settings:
         if key not in SITE:
             raise unknown("setting of a site", key, SITE)
-    given = {key: str(settings.get(key, "")) for key in SITE}
+    values = {key: str(settings.get(key, "")) for key in SITE}
     for key in ("data", "state-dir"):
-        if not given[key]:
+        if not values[key]:
             raise Mistake(f"The settings of a site must name its {key}.")
-    me = Identity.read(Path(given["tls"])) if given["tls"] else identity
+    me = Identity.read(Path(values["tls"])) if values["tls"] else identity
     if me is not None and me.name != name:
         raise Mistake(f"This site is '{name}', and the certificate's name is '{me.name}'.")
-    policy = SitePolicy.read(Path(given["policy"]) if given["policy"] else None)
-    policy = replace(policy, files=tuple(words(given["trust"])), weights=given["weights"])
-    policy = narrowed(policy, words(given["allow-methods"]), words(given["allow-steps"]))
-    return Site(name, kdata.load(given["data"]), Path(given["state-dir"]), policy, given["data"], me)
+    policy = SitePolicy.read(Path(values["policy"]) if values["policy"] else None)
+    policy = replace(policy, files=tuple(words(values["trust"])), weights=values["weights"])
+    policy = narrowed(policy, words(values["allow-methods"]), words(values["allow-steps"]))
+    return Site(name, kdata.load(values["data"]), Path(values["state-dir"]), policy, values["data"], me)

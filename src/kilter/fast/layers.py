@@ -97,20 +97,20 @@ class Layers(Draws):
         The public way, an autograd.Function with its own `vmap`, takes 170 us per call: more than a small layer.
         """
         level = functorch.maybe_get_level(self.me)  # type: ignore[arg-type]
-        found: list[Tensor | None] = []
+        unwrapped: list[Tensor | None] = []
         dims: list[int | None] = []
         for t in tensors:
             if t is None or not functorch.is_functorch_wrapped_tensor(t):
-                found.append(t)
+                unwrapped.append(t)
                 dims.append(None)
             elif functorch.is_batchedtensor(t) and functorch.maybe_get_level(t) == level:
-                found.append(functorch.get_unwrapped(t))
+                unwrapped.append(functorch.get_unwrapped(t))
                 dims.append(functorch.maybe_get_bdim(t))
             else:  # a torch.func transform inside the loss
                 return plain(*tensors)
         if not any(d is not None for d in dims):  # shared by all clients
             return plain(*tensors)
-        out, dim = rule(len(self.randoms), tuple(dims), *found)
+        out, dim = rule(len(self.randoms), tuple(dims), *unwrapped)
         return functorch._add_batch_dim(out, dim, level)
 
     def conv2d(

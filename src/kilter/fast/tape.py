@@ -143,14 +143,14 @@ class Recorder(TorchDispatchMode):
             self._names[id(out)] = self._name(args[0])
             self._held.append(out)
             return
-        given = [self._code(a, used) for a in args] + [f"{k}={self._code(v, used)}" for k, v in kwargs.items()]
+        arguments = [self._code(a, used) for a in args] + [f"{k}={self._code(v, used)}" for k, v in kwargs.items()]
         results = [out] if isinstance(out, Tensor) else list(out) if isinstance(out, list | tuple) else None
         if results is None or not all(r is None or isinstance(r, Tensor) for r in results):
             if out is not None:
                 raise CannotRecord(f"{func} gives {type(out).__name__}")
             results = []
         names = ["_" if r is None else self._names.get(id(r)) or self._new(r) for r in results]
-        call = f"{self._constant(func._op)}({', '.join(given)})"
+        call = f"{self._constant(func._op)}({', '.join(arguments)})"
         target = names[0] if isinstance(out, Tensor) else "".join(f"{n}, " for n in names)
         self._lines.append((names, f"{target} = {call}" if names else call, used, func._schema.is_mutable))
         if func is torch.ops.aten.bmm.default:
@@ -207,14 +207,14 @@ class Recorder(TorchDispatchMode):
             return None
         elsewhere = Counter([*results, *(n for _, _, used, _ in self._lines for n in used)])
         written = {n for _, _, used, writes in self._lines if writes for n in used}
-        given, wanted = [], set()
+        returned, wanted = [], set()
         for name in results:
             both = self._factors.get(name, [])
             if both and elsewhere[name] == 1 and not written & set(both):
-                given.append(f"Product({', '.join(both)})")
+                returned.append(f"Product({', '.join(both)})")
                 wanted |= set(both)
             else:
-                given.append(name)
+                returned.append(name)
                 wanted.add(name)
         lines = []
         last = wanted | set(self._inputs)
@@ -227,7 +227,7 @@ class Recorder(TorchDispatchMode):
             lines.append(f"    {code}" + (f"; del {', '.join(ended)}" if ended else ""))
         head = f"def tape({', '.join(self._inputs)}):"
         namespace: dict[str, Any] = {"Product": Product, **self._constants}
-        exec("\n".join([head, *reversed(lines), f"    return [{', '.join(given)}]"]), namespace)
+        exec("\n".join([head, *reversed(lines), f"    return [{', '.join(returned)}]"]), namespace)
         tape: Tape = namespace["tape"]
         return tape
 

@@ -73,14 +73,14 @@ def weights_gradient(x: Tensor, grad: Tensor, padding: tuple[int, int], m: int) 
     g, _, a = matrices(m)
     rows, outputs, high, wide = grad.shape
     down, across = -(-high // m), -(-wide // m)
-    told = grad.new_zeros(rows, down * m, across * m, outputs)
-    told[:, :high, :wide] = grad.permute(0, 2, 3, 1)
-    found = x.new_zeros(len(g), outputs, x.shape[1])
+    padded = grad.new_zeros(rows, down * m, across * m, outputs)
+    padded[:, :high, :wide] = grad.permute(0, 2, 3, 1)
+    products = x.new_zeros(len(g), outputs, x.shape[1])
     for part in _parts(rows, down * across * max(x.shape[1], outputs) * len(g)):
-        of = told[part].view(-1, down, m, across, m, outputs).permute(2, 4, 0, 1, 3, 5).reshape(m * m, -1)
+        of = padded[part].view(-1, down, m, across, m, outputs).permute(2, 4, 0, 1, 3, 5).reshape(m * m, -1)
         spread = torch.mm(a.t(), of).view(len(g), -1, outputs)
-        found.baddbmm_(spread.transpose(1, 2), _tiles(x[part], (down, across), padding, m))
-    flat = torch.mm(g.t(), found.view(len(g), -1)).view(3, 3, outputs, -1)
+        products.baddbmm_(spread.transpose(1, 2), _tiles(x[part], (down, across), padding, m))
+    flat = torch.mm(g.t(), products.view(len(g), -1)).view(3, 3, outputs, -1)
     return flat.permute(2, 0, 1, 3).contiguous().permute(0, 3, 1, 2)
 
 

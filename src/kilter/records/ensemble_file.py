@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 from kilter.blocks.ensemble import Ensemble
 from kilter.errors import Mistake
@@ -20,14 +21,13 @@ def load(path: str | Path) -> Ensemble:
     path = Path(path)
     try:
         if path.is_dir():
-            found = wire.decode((path / CHECKPOINT).read_bytes())["progress"]["state"]["ensemble"]
+            ensemble = wire.decode((path / CHECKPOINT).read_bytes())["progress"]["state"]["ensemble"]
         else:
-            found = wire.decode(path.read_bytes())
-        if found.keys() != Ensemble.__annotations__.keys():
+            ensemble = wire.decode(path.read_bytes())
+        if ensemble.keys() != Ensemble.__annotations__.keys():
             raise KeyError
     except (OSError, LookupError, TypeError, AttributeError, wire.Malformed):
         raise Mistake(
             f"'{path}' holds no ensemble: give a file that kilter.records.ensemble_file.save wrote, or a run of fedsbme."
         ) from None
-    made: Ensemble = found
-    return made
+    return cast(Ensemble, ensemble)

@@ -164,7 +164,7 @@ def _checksum(text: bytes, arrays: Iterable[bytes | memoryview]) -> str:
 def decode(data: bytes) -> Tree:
     """The tree behind these bytes; `Malformed` if they are not a letter."""
     try:
-        found = safetensors.deserialize(bytes(data))
+        entries = safetensors.deserialize(bytes(data))
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])
         metadata = header["__metadata__"]
@@ -176,7 +176,7 @@ def decode(data: bytes) -> Tree:
             if known != _checksum(text, [memoryview(data)[8 + length :]]):
                 raise Malformed("a file was altered after it was written")
         spec = json.loads(metadata["tree"])
-        arrays = {name: _array(info) for name, info in found}
+        arrays = {name: _array(info) for name, info in entries}
         return unpack(spec, arrays)
     except Malformed:
         raise
@@ -189,9 +189,9 @@ def _array(info: Mapping[str, Any]) -> Tensor:
     if not len(info["data"]):
         return torch.empty(info["shape"], dtype=dtype)
     # Into torch's own memory: kernels may round otherwise where an array begins at another alignment.
-    found = torch.empty(len(info["data"]) // dtype.itemsize, dtype=dtype)
-    found.view(torch.uint8).numpy()[:] = np.frombuffer(info["data"], dtype=np.uint8)
-    return found.reshape(info["shape"])
+    array = torch.empty(len(info["data"]) // dtype.itemsize, dtype=dtype)
+    array.view(torch.uint8).numpy()[:] = np.frombuffer(info["data"], dtype=np.uint8)
+    return array.reshape(info["shape"])
 
 
 class Facts(NamedTuple):
@@ -248,12 +248,12 @@ def facts_each(trees: Sequence[Tree]) -> list[Facts]:
         numbers += [a for a in arrays if a.is_floating_point() and a.numel()]
         ends.append(len(numbers))
     norms = torch.stack(foreach.norm(numbers)).tolist() if numbers else []
-    found = []
+    results = []
     for tree, (bytes, shape, finite), begin, end in zip(trees, measured, [0, *ends], ends, strict=False):
         norm = math.hypot(*norms[begin:end])
         # The norm of finite numbers may still overflow: then look at each, which takes four to twenty times as long.
-        found.append(Facts(bytes, shape, norm, None if finite and math.isfinite(norm) else not_finite(tree)))
-    return found
+        results.append(Facts(bytes, shape, norm, None if finite and math.isfinite(norm) else not_finite(tree)))
+    return results
 
 
 def _outline(tree: Tree, arrays: list[Tensor], plain: list[float]) -> Any:

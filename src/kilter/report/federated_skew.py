@@ -37,8 +37,8 @@ class Census(Method):
     epsilon: float = 0.0  # of differential privacy; 0: exact counts
 
     def setup(self, fed: Federation) -> Replies:
-        found: Replies = fed.map(self.tell)
-        return found
+        counts: Replies = fed.map(self.tell)
+        return counts
 
     def round(self, fed: Federation, state: Replies) -> Replies:
         return state

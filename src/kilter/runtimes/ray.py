@@ -108,7 +108,7 @@ def simulate_at(address: str) -> MakeSimulation:
 
 def connect(address: str) -> bool:
     """Take part in this cluster, or make one; whether it is ours to leave."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage reports
     try:
         import ray
     except ImportError:
@@ -192,17 +192,17 @@ class Seats:
             came, _ = ray.wait([*self._busy, *self._coming], timeout=1.0) if self._busy or self._coming else ([], [])
             heard = time.monotonic() if came or self._busy else heard
             for answer in came:
-                found = self._open(answer)
+                content = self._open(answer)
                 if answer in self._coming:
                     seat = self._coming.pop(answer)
-                    if found is not None:
-                        _agree(wire.decode(found))
+                    if content is not None:
+                        _agree(wire.decode(content))
                         self._idle.append(seat)
                     continue
                 seat, chunk = self._busy.pop(answer)
-                if found is not None:
+                if content is not None:
                     self._idle.append(seat)
-                    yield from decode_outcomes(wire.decode(found))
+                    yield from decode_outcomes(wire.decode(content))
                     continue
                 losses[chunk[0]] = losses.get(chunk[0], 0) + 1
                 log.warning("a process of the Ray cluster was lost; what it was doing is done again elsewhere")
@@ -245,8 +245,8 @@ class Seat:
     def prepare(self, terms: np.ndarray, rows: np.ndarray, *tables: np.ndarray) -> np.ndarray:
         """Take up rows and method, once; what this process runs."""
         if self._fed is None:
-            said = wire.decode(bytes(terms))
-            experiment = Experiment.of(tomllib.loads(said["experiment"]))
+            setup = wire.decode(bytes(terms))
+            experiment = Experiment.of(tomllib.loads(setup["experiment"]))
             clients, bench, public = _read_rows(bytes(rows), tables)
             fed = Simulation(
                 clients,
@@ -257,21 +257,21 @@ class Seat:
                 device=experiment.device,
                 precision=experiment.precision,
             )
-            fed.topology = Topology(**said["topology"])
-            fed.bind(experiment.make(**said["facts"]))
+            fed.topology = Topology(**setup["topology"])
+            fed.bind(experiment.make(**setup["facts"]))
             self._fed = fed
         return _array(wire.encode(_versions()))
 
     def run(self, order: np.ndarray, broadcast: np.ndarray | None) -> np.ndarray:
         """Perform a step at some nodes."""
-        said = wire.decode(bytes(order))
-        nodes = said["nodes"]
+        request = wire.decode(bytes(order))
+        nodes = request["nodes"]
         try:
-            if broadcast is not None and self._heard[0] != said["call"]:
-                self._heard = said["call"], wire.decode(bytes(broadcast))
-            messages = said["messages"] or dict.fromkeys(nodes, self._heard[1])
+            if broadcast is not None and self._heard[0] != request["call"]:
+                self._heard = request["call"], wire.decode(bytes(broadcast))
+            messages = request["messages"] or dict.fromkeys(nodes, self._heard[1])
             assert self._fed is not None
-            done = self._fed.run_here(said["step"], said["round"], messages, said["states"])
+            done = self._fed.run_here(request["step"], request["round"], messages, request["states"])
             try:
                 return _array(wire.encode(encode_outcomes(done)))
             except Exception:
@@ -309,16 +309,16 @@ def _read_rows(letter: bytes, tables: Sequence[np.ndarray]) -> tuple[dict[str, D
     def rows(spec: Tree) -> Rows:
         return Rows({k: shared[at] for k, at in spec["tables"].items()}, spec["index"], spec["own"])
 
-    said = wire.decode(letter)
-    clients = {i: Data(*map(rows, parts)) for i, parts in said["clients"].items()}
-    bench, public = (rows(said[k]) if said[k] is not None else None for k in ("bench", "public"))
+    table = wire.decode(letter)
+    clients = {i: Data(*map(rows, parts)) for i, parts in table["clients"].items()}
+    bench, public = (rows(table[k]) if table[k] is not None else None for k in ("bench", "public"))
     return clients, bench, public
 
 
 def _absolute(experiment: Experiment) -> Experiment:
     """With the user's own files by their whole path, under which every machine must have them."""
-    given: dict[str, str] = {"method": experiment.method, "model": experiment.model}
-    whole: dict[str, Any] = {k: str(Path(v).absolute()) for k, v in given.items() if is_file_spec(v)}
+    specs: dict[str, str] = {"method": experiment.method, "model": experiment.model}
+    whole: dict[str, Any] = {k: str(Path(v).absolute()) for k, v in specs.items() if is_file_spec(v)}
     return replace(experiment, **whole)
 
 

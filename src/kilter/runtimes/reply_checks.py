@@ -23,9 +23,9 @@ def checked(box: Mapping[str, Tree], method: Method, written: StepName, me: str)
     """
     fine, notes = dict(box), []
     seen = {sender: wire.facts(letter) for sender, letter in box.items()}
-    for sender, found in seen.items():
-        if found.bad:
-            notes.append(f"the letter of {sender} is not finite at {found.bad}")
+    for sender, facts in seen.items():
+        if facts.bad:
+            notes.append(f"the letter of {sender} is not finite at {facts.bad}")
             del fine[sender]
     if must_match(method, written):
         for sender, why in mismatched({sender: seen[sender] for sender in fine}, me).items():
