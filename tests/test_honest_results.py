@@ -284,3 +284,22 @@ def test_an_extension_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pyte
     assert "fedavg, 4 rounds" in run_command("resume", str(folder))
     run_command(*RUN, "--rounds", "4", "--out", str(tmp_path / "whole"))
     assert timeless(read_summary(folder)) == timeless(read_summary(tmp_path / "whole"))
+
+
+# Accelerations that fall back ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_loss_that_cannot_be_stacked_is_noticed(workers: int) -> None:
+    class Looking(FedAvg):
+        def loss(self, w: Any, batch: Any, _: Any) -> torch.Tensor:
+            loss = self.task.loss(w, batch)
+            assert float(loss.detach()) > 0  # the value of a stacked tensor cannot be read
+            return loss
+
+    with federation(workers=workers) as fed:
+        summary = federate(Looking(task=mlp_task(), local=SGD(lr=0.1)), fed, 1).summary
+    (notice,) = summary.notices
+    assert "cannot be stacked, so clients train one by one" in notice.what
+    with federation(plain=True) as fed:
+        assert federate(Looking(task=mlp_task(), local=SGD(lr=0.1)), fed, 1).summary.notices == []

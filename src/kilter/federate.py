@@ -32,12 +32,12 @@ from kilter.runtimes.evaluation import (
     EvaluationOrder,
     by_class,
     clear_non_finite,
+    evaluate_clients,
     is_personal,
     mean_of,
     read_reports,
     score,
     score_variants,
-    spread,
 )
 from kilter.runtimes.interrupts import check
 from kilter.runtimes.step_names import EVALUATE
@@ -267,40 +267,13 @@ def evaluate(method: Method, fed: Runtime, state: Tree, full: bool) -> Evaluated
     if any(cleared):
         fed.ledger.notice(SERVER, str(EVALUATE), NOT_FINITE)
     evaluation = replace(
-        _clients(method, list(reports.values())),
+        evaluate_clients(method, list(reports.values())),
         round=fed.round,
         global_model="mean of personal models" if own else "global",
         scores=scores,
         variants=variants,
     )
     return Evaluated(evaluation, reports)
-
-
-def _clients(method: Method, reports: Sequence[ClientReport]) -> Evaluation:
-    """The part of an evaluation that is about the clients: the model each would use, its own where it has one."""
-    tests = [r.own_test if is_personal(method) else r.test for r in reports]
-    scored = [metrics for metrics in tests if metrics]
-    client = {
-        name: over
-        for name in (scored[0] if scored else {})
-        if (over := spread([metrics.get(name) for metrics in scored], method.task.direction(name)))
-    }
-    both = {"local": spread([r.local for r in reports]), "common": spread([r.common for r in reports])}
-    bench = {part: over for part, over in both.items() if over}
-    return Evaluation(0, "global", None, client, bench, _validation(reports, is_personal(method)))
-
-
-def _validation(reports: Sequence[ClientReport], personal: bool) -> Metrics | None:
-    """Metrics on all validation rows together: every client counts by its rows."""
-    parts = [(metrics, r.n_valid) for r in reports if (metrics := r.own_valid if personal else r.valid)]
-    if not parts:
-        return None
-    valid: Metrics = {}
-    for name in parts[0][0]:
-        known = [(value, k) for metrics, k in parts if (value := metrics.get(name)) is not None]
-        valid[name] = sum(value * k for value, k in known) / sum(k for _, k in known) if known else None
-    clear_non_finite(valid)
-    return valid
 
 
 def chosen_by(valid: Metrics | None) -> str:

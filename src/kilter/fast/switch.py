@@ -13,6 +13,7 @@ log = logging.getLogger("kilter")
 
 _plain: ContextVar[bool] = ContextVar("plain", default=False)
 _reported: set[str] = set()
+_untaken: dict[str, None] = {}  # an ordered set
 
 
 def enabled() -> bool:
@@ -41,12 +42,21 @@ def plain(on: bool = True) -> Iterator[None]:
 
 
 def report_once(consequence: str, reason: str) -> None:
-    """Log a warning the first time an acceleration is not available."""
+    """Log a warning the first time an acceleration is not available. Every time, a run takes it into its record."""
+    _untaken[consequence] = None
     if consequence not in _reported:
         _reported.add(consequence)
         log.warning("%s, which is slower (%s)", consequence, reason)
 
 
+def take_reports() -> list[str]:
+    """What was reported since the last call."""
+    reports = list(_untaken)
+    _untaken.clear()
+    return reports
+
+
 def forget_reports() -> None:
     """Let every warning be logged again."""
     _reported.clear()
+    _untaken.clear()

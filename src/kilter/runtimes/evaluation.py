@@ -14,7 +14,7 @@ from torch import Tensor
 from kilter.core import Method, Node, Rows, Tree
 from kilter.metrics import Direction, confusion, local_accuracy, per_class, recalls
 from kilter.records.codec import Unreadable, read_report
-from kilter.records.types import ClientReport, Metrics, ModelScores, Spread
+from kilter.records.types import ClientReport, Evaluation, Metrics, ModelScores, Spread
 from kilter.runtimes.ledger import Ledger
 
 SAMPLE = 2000  # rows of the common test set that evaluate personal models between rounds
@@ -210,3 +210,30 @@ def mean_of(reports: Sequence[ClientReport]) -> Metrics | None:
         name: [value for m in metrics if (value := m.get(name)) is not None] for name in metrics[0]
     }
     return {name: float(np.mean(column)) if column else None for name, column in columns.items()}
+
+
+def evaluate_clients(method: Method, reports: Sequence[ClientReport]) -> Evaluation:
+    """The part of an evaluation that is about the clients: the model each would use, its own where it has one."""
+    tests = [r.own_test if is_personal(method) else r.test for r in reports]
+    scored = [metrics for metrics in tests if metrics]
+    client = {
+        name: over
+        for name in (scored[0] if scored else {})
+        if (over := spread([metrics.get(name) for metrics in scored], method.task.direction(name)))
+    }
+    both = {"local": spread([r.local for r in reports]), "common": spread([r.common for r in reports])}
+    bench = {part: over for part, over in both.items() if over}
+    return Evaluation(0, "global", None, client, bench, _validation(reports, is_personal(method)))
+
+
+def _validation(reports: Sequence[ClientReport], personal: bool) -> Metrics | None:
+    """Metrics on all validation rows together: every client counts by its rows."""
+    parts = [(metrics, r.n_valid) for r in reports if (metrics := r.own_valid if personal else r.valid)]
+    if not parts:
+        return None
+    valid: Metrics = {}
+    for name in parts[0][0]:
+        known = [(value, k) for metrics, k in parts if (value := metrics.get(name)) is not None]
+        valid[name] = sum(value * k for value, k in known) / sum(k for _, k in known) if known else None
+    clear_non_finite(valid)
+    return valid

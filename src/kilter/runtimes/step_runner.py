@@ -16,6 +16,7 @@ from typing import Any
 
 from kilter.core import AtNodes, Fit, Method, Node, Note, Params, Post, Replies, Step, Tree, Unread
 from kilter.errors import Mistake
+from kilter.fast import switch
 from kilter.fast.fits import run as run_fits
 from kilter.records.wire import Facts
 from kilter.runtimes.evaluation import EvaluationRequest, evaluate_requests, examine, predict_part
@@ -168,7 +169,7 @@ def run_step(step: Step, nodes: Sequence[Node], messages: Sequence[Tree]) -> lis
         for k, answer in {**_fitted(asked, done), **_evaluated(asked, done)}.items():
             advance(k, ready[k][0], answer)
     for node, d in zip(nodes, done, strict=True):
-        d.notes = node.notes
+        d.notes = [*d.notes, *node.notes]
     return done
 
 
@@ -180,6 +181,8 @@ def _fitted(asked: Mapping[int, Any], done: Sequence[Done]) -> dict[int, Params]
     began = time.perf_counter()
     results = dict(zip(fits, run_fits(list(fits.values())), strict=True))
     seconds = (time.perf_counter() - began) / len(fits)
+    for consequence in switch.take_reports():  # once for the whole batch: at its first node
+        done[next(iter(fits))].notes.append({"notice": consequence})
     for k, result in results.items():
         done[k].fits.append((result.loss, result.steps))
         done[k].seconds += seconds
