@@ -1,4 +1,4 @@
-"""A study file: which methods, on which cells of a grid, with which seeds; and the runs that this asks for."""
+"""A study: which methods, on which cells of a grid, with which seeds; and the runs this needs."""
 
 from __future__ import annotations
 
@@ -10,60 +10,60 @@ from functools import cached_property
 from hashlib import blake2b
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from kilter.core import Method
-from kilter.errors import Mistake, unknown
+from kilter.errors import Mistake
 from kilter.experiment import Experiment, read_toml
 from kilter.methods import find
 from kilter.options import default, own_fields
 from kilter.plugins import is_file_spec
 from kilter.study.schema import (
-    KEYS,
-    MEASURES,
     Cell,
     Entry,
+    Table,
+    Values,
     cell_name,
-    check_conditions,
     check_names,
     conditions,
     divide,
     experiment_values,
     flag,
-    known,
     matches,
     merge,
-    override,
+    read_budget,
     read_cells,
     read_entries,
+    read_measure,
     read_paper,
+    read_roles,
     read_seeds,
     read_target,
     table,
+    with_preset,
 )
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a study: an ordinary run folder, named by everything that decides its numbers."""
+    """One run of a study. Its folder is named by everything that decides its numbers."""
 
     cell: Cell
     label: str
     seed: int
     experiment: Experiment
-    settings: dict[str, Any] = field(default_factory=dict)  # what tuning tries, or has chosen
+    settings: Table = field(default_factory=dict)  # that tuning tries or chose
 
     @cached_property
     def folder(self) -> str:
-        """Its folder's name; the digest is of the whole experiment, so that changed settings are another run."""
+        """The name of its folder. With the digest of the experiment, a run with changed settings has another folder."""
         e = self.experiment
         method = Path(e.method).name.rpartition(":")[2]
         return f"{slug(f'{Path(e.data).stem}-{e.partition}-{method}-s{e.seed}')}-{digest(e)}"
 
     @property
     def title(self) -> str:
-        tried = "".join(f" {k}={v:g}" if isinstance(v, float) else f" {k}={v}" for k, v in self.settings.items())
-        return f"{self.cell.name}  {self.label}{tried}  seed {self.seed}"
+        tuned = "".join(f" {k}={v:g}" if isinstance(v, float) else f" {k}={v}" for k, v in self.settings.items())
+        return f"{self.cell.name}  {self.label}{tuned}  seed {self.seed}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,94 +78,72 @@ class Study:
     entries: tuple[Entry, ...]
     proposed: tuple[str, ...]
     cells: tuple[Cell, ...]
-    common: dict[str, Any]
-    when: tuple[tuple[dict[str, str], dict[str, Any]], ...]
-    paper: dict[str, Any]
-    tune: dict[str, Any]
+    common: Table
+    when: tuple[tuple[dict[str, str], Table], ...]
+    paper: Table
+    tune: Table
     tune_budget: int
-    source: dict[str, Any]  # the merged file, to be kept beside the results
+    source: Table  # the merged file, kept with the results
     preset: str = ""
     about: str = ""
-    by_class: bool = False  # whether the tables have every class by itself
+    by_class: bool = False  # whether there are tables of each class
 
     @staticmethod
-    def read(path: Path, preset: str = "", typed: Mapping[str, Any] | None = None) -> Study:
-        """From a file; `typed` is what the command line says instead."""
+    def read(path: Path, preset: str = "", typed: Values | None = None) -> Study:
+        """From a file. `typed` are options of the command line, which win."""
         return Study.of(read_toml(path), preset, typed, path.parent.name if path.stem == "study" else path.stem)
 
     @staticmethod
-    def of(
-        values: Mapping[str, Any], preset: str = "", typed: Mapping[str, Any] | None = None, name: str = "study"
-    ) -> Study:
-        """From plain values, each checked: an unknown name gets the nearest right one."""
-        known(values, KEYS, "key of the study")
-        presets = table(values, "presets")
-        for which in presets:
-            known(table(presets, which), [k for k in KEYS if k not in ("presets", "name")], f"key of preset {which}")
-        if preset and preset not in presets:
-            if not presets:
-                raise Mistake(f"The study has no presets, but '{preset}' was asked for.")
-            raise unknown("preset", preset, presets)
-        base = {k: v for k, v in values.items() if k != "presets"}
-        merged = merge(base, presets[preset]) if preset else base
-        check_conditions(base, list(presets.values()))
-        merged = override(merged, typed or {})
+    def of(values: Values, preset: str = "", typed: Values | None = None, name: str = "study") -> Study:
+        """From plain values, each checked. An unknown name gets the nearest known one."""
+        merged = with_preset(values, preset, typed or {})
         entries = read_entries(merged.get("methods"))
-        labels = [e.label for e in entries]
-        reference = str(merged.get("reference", labels[0]))
-        proposed = tuple(merged.get("proposed", ()))
-        for what, label in [("reference", reference), *(("proposed method", p) for p in proposed)]:
-            if label not in labels:
-                raise unknown(f"{what} (it must be one of the study's methods)", label, labels)
-        if proposed and not set(labels) - set(proposed):
-            raise Mistake("Every method is 'proposed': leave at least one baseline.")
-        measure = merged.get("measure", "global")
-        if measure not in MEASURES:
-            raise unknown("measure", str(measure), MEASURES)
-        common = experiment_values(table(merged, "experiment"), "[experiment]")
-        when = tuple((conditions(k), dict(table(table(merged, "when"), k))) for k in table(merged, "when"))
-        budget = merged.get("tune_budget", 0)
-        if not isinstance(budget, int) or isinstance(budget, bool) or budget < 0:
-            raise Mistake(f"tune_budget is a number of runs for each method, not {budget!r}.")
+        reference, proposed = read_roles(merged, entries)
+        when = table(merged, "when")
+        points = read_cells(table(merged, "grid"), merged.get("cells"))
         study = Study(
             name=str(merged.get("name", name)),
             about=str(merged.get("about", "")),
             reference=reference,
             seeds=read_seeds(merged.get("seeds", 5)),
             target=read_target(merged.get("target", "reference")),
-            measure=measure,
+            measure=read_measure(merged.get("measure", "global")),
             entries=entries,
             proposed=proposed,
-            cells=tuple(Cell(values, str(values)) for values in read_cells(table(merged, "grid"), merged.get("cells"))),
-            common=common,
-            when=when,
+            cells=tuple(Cell(point, str(point)) for point in points),
+            common=experiment_values(table(merged, "experiment"), "[experiment]"),
+            when=tuple((conditions(key), dict(table(when, key))) for key in when),
             paper=read_paper(table(merged, "paper")),
             tune=dict(table(merged, "tune")),
-            tune_budget=budget,
+            tune_budget=read_budget(merged.get("tune_budget", 0)),
             source=merged,
             preset=preset,
             by_class=flag(merged, "by_class"),
         )
         for job in study.jobs():
             check_names(job.experiment)
-        first = [study.experiment(cell, entries[0], study.seeds[0]) for cell in study.cells]
-        named = (Cell(c.values, cell_name(c.values, e)) for c, e in zip(study.cells, first, strict=True))
-        return replace(study, cells=tuple(named))
+        return study.with_named_cells()
+
+    def with_named_cells(self) -> Study:
+        """Name each cell by what its runs have in common."""
+        first = [self.experiment(cell, self.entries[0], self.seeds[0]) for cell in self.cells]
+        named = (Cell(c.values, cell_name(c.values, e)) for c, e in zip(self.cells, first, strict=True))
+        return replace(self, cells=tuple(named))
 
     def entry(self, label: str) -> Entry:
         return next(e for e in self.entries if e.label == label)
 
-    def experiment(self, cell: Cell, entry: Entry, seed: int, settings: Mapping[str, Any] | None = None) -> Experiment:
-        """One run: common fields, then those for this cell, then the cell's own, then the method's, then what is tuned."""
+    def experiment(self, cell: Cell, entry: Entry, seed: int, settings: Values | None = None) -> Experiment:
+        """One run. Later values win: common fields, [when] tables, the cell, the method's own line, tuned settings."""
         values, free, own = dict(self.common), dict(entry.free), dict(entry.settings)
-        seen = {**self.common, **cell.values}
+        fields = {**self.common, **cell.values}
         for wanted, changes in self.when:
-            if not all(matches(entry, seen, k, v) for k, v in wanted.items()):
+            if not all(matches(entry, fields, k, v) for k, v in wanted.items()):
                 continue
             where = "[when." + json.dumps(",".join(f"{k}={v}" for k, v in wanted.items())) + "]"
             if {"method", "label"} & set(wanted):
                 mine, rest = divide(entry, changes, where)
-                own, free = {**mine, **own}, {**rest, **free}  # what the method's own line says stays
+                own, free = {**mine, **own}, {**rest, **free}  # the method's own line wins
                 continue
             changed = experiment_values(changes, where)
             if clash := set(changed) & set(cell.values):
@@ -174,17 +152,17 @@ class Study:
         values |= {**cell.values, **free, "method": entry.method, "seed": seed}
         return Experiment.of({**values, "settings": {**own, **(settings or {})}})
 
-    def jobs(self, chosen: Mapping[tuple[str, str], Mapping[str, Any]] | None = None) -> list[Job]:
-        """Every reported run, first all cells and methods of the first seed; `chosen` has tuned settings by (cell, label)."""
-        found: list[Job] = []
+    def jobs(self, chosen: Mapping[tuple[str, str], Values] | None = None) -> list[Job]:
+        """Every reported run, ordered by seed. `chosen` has tuned settings by (cell, label)."""
+        jobs: list[Job] = []
         for seed, cell, entry in product(self.seeds, self.cells, self.entries):
             settings = dict((chosen or {}).get((cell.name, entry.label), {}))
             job = Job(cell, entry.label, seed, self.experiment(cell, entry, seed, settings), settings)
-            found.append(job)
-        return found
+            jobs.append(job)
+        return jobs
 
     def target_of(self, cell: Cell) -> float | None:
-        """The target accuracy in this cell; None: the reference's own."""
+        """The target accuracy in this cell; None: the accuracy of the reference."""
         if isinstance(self.target, float):
             return self.target
         if isinstance(self.target, str):
@@ -193,12 +171,12 @@ class Study:
 
 
 def slug(text: str) -> str:
-    """Fit for a folder's name."""
+    """A text as part of a folder's name."""
     return re.sub(r"[^A-Za-z0-9.=_]+", "-", text).strip("-")[:80]
 
 
 def digest(e: Experiment) -> str:
-    """Ten hex digits of everything that decides a run's numbers: every field, defaults too, and the text of the user's files."""
+    """Ten hex digits of everything that decides a run's numbers: all fields, with defaults, and the contents of files."""
     own = {name: default(f) for name, f in own_fields(find(e.method), Method).items()}
     values = {**asdict(e), "settings": {**own, **e.settings}}
     named = [spec.rpartition(":")[0] for spec in (e.method, e.model) if is_file_spec(spec)]

@@ -1,4 +1,4 @@
-"""The parts of a study file, each checked: an unknown name gets the nearest right one."""
+"""Reads the parts of a study file and checks them. An unknown name gets the nearest known one."""
 
 from __future__ import annotations
 
@@ -24,8 +24,16 @@ KEYS = (
 )  # fmt: skip
 EXPERIMENT = tuple(f.name for f in fields(Experiment) if f.name not in ("method", "settings", "seed"))
 LOCAL = tuple(dict.fromkeys(f.name for plan in PLANS.values() for f in fields(plan)))
-FREE = ("optimiser", "rounds", "topology", "evaluate_every", "patience")  # may differ between methods: pairing holds
+FREE = (
+    "optimiser",
+    "rounds",
+    "topology",
+    "evaluate_every",
+    "patience",
+)  # may differ between methods without breaking pairs
 MEASURES = ("global", "client", "local")
+Values = Mapping[str, Any]  # a table of a study file
+Table = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -34,8 +42,8 @@ class Entry:
 
     label: str
     method: str
-    settings: dict[str, Any] = field(default_factory=dict)  # the method's own fields and the optimiser's
-    free: dict[str, Any] = field(default_factory=dict)  # fields of Experiment among FREE
+    settings: Table = field(default_factory=dict)  # the method's own fields and the optimiser's
+    free: Table = field(default_factory=dict)  # fields of Experiment among FREE
 
     @property
     def own(self) -> set[str]:
@@ -47,33 +55,51 @@ class Entry:
 class Cell:
     """One point of the grid: all methods are compared there on the same splits."""
 
-    values: dict[str, Any]
+    values: Table
     name: str
 
 
-def known(values: Mapping[str, Any], names: Iterable[str], what: str) -> None:
+def with_preset(values: Values, preset: str, typed: Values) -> Table:
+    """The study with a preset and typed options merged in."""
+    known(values, KEYS, "key of the study")
+    presets = table(values, "presets")
+    for which in presets:
+        known(table(presets, which), [k for k in KEYS if k not in ("presets", "name")], f"key of preset {which}")
+    if preset and preset not in presets:
+        if not presets:
+            raise Mistake(f"The study has no presets, but '{preset}' was requested.")
+        raise unknown("preset", preset, presets)
+    base = {k: v for k, v in values.items() if k != "presets"}
+    check_conditions(base, list(presets.values()))
+    return override(merge(base, presets[preset]) if preset else base, typed)
+
+
+def known(values: Values, names: Iterable[str], what: str) -> None:
+    """Refuse keys that are not among these names."""
     names = list(names)
     for name in values:
         if name not in names:
             raise unknown(what, name, names)
 
 
-def table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = values.get(key, {})
-    if not isinstance(found, Mapping):
-        raise Mistake(f"'{key}' of the study is a table, not {found!r}.")
-    return found
+def table(values: Values, key: str) -> Values:
+    """A table of the study; empty if it is missing."""
+    value = values.get(key, {})
+    if not isinstance(value, Mapping):
+        raise Mistake(f"'{key}' of the study must be a table, not {value!r}.")
+    return value
 
 
-def flag(values: Mapping[str, Any], key: str) -> bool:
-    found = values.get(key, False)
-    if not isinstance(found, bool):
-        raise Mistake(f"'{key}' of the study is true or false, not {found!r}.")
-    return found
+def flag(values: Values, key: str) -> bool:
+    """A value that is true or false."""
+    value = values.get(key, False)
+    if not isinstance(value, bool):
+        raise Mistake(f"'{key}' of the study must be true or false, not {value!r}.")
+    return value
 
 
-def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables go together key by key; anything else is replaced."""
+def merge(under: Values, over: Values) -> Table:
+    """Merge tables key by key; other values of `over` win."""
     both = dict(under)
     for key, value in over.items():
         old = both.get(key)
@@ -81,9 +107,9 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return both
 
 
-def override(values: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, Any]:
-    """What was typed wins over the file, its grid and its [when] tables."""
-    out = merge({}, values)
+def override(values: Values, typed: Values) -> Table:
+    """Typed options win over the file, its grid and its [when] tables."""
+    out: Table = merge({}, values)
     for key, value in typed.items():
         if key in KEYS:
             out[key] = value
@@ -108,41 +134,70 @@ def override(values: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, A
 
 
 def drop_key(changes: Any, key: str) -> Any:
+    """A table without this key, nor in its `local` table."""
     if not isinstance(changes, Mapping):
         return changes
     return {k: drop_key(v, key) if k == "local" else v for k, v in changes.items() if k != key}
 
 
-def experiment_values(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Fields of Experiment; the optimiser's may stand among them."""
+def experiment_values(values: Values, where: str) -> Table:
+    """Fields of Experiment. Fields of the optimiser may be among them."""
     known(values, [*EXPERIMENT, *LOCAL], f"field in {where}")
     out = {k: v for k, v in values.items() if k not in LOCAL}
     flat = {k: v for k, v in values.items() if k in LOCAL}
     return {**out, "local": {**table(values, "local"), **flat}} if flat else out
 
 
-def read_entries(methods: Any) -> tuple[Entry, ...]:
+def read_entries(methods: object) -> tuple[Entry, ...]:
+    """The methods of the study, each a name or a table with settings."""
     if not isinstance(methods, list) or not methods:
         raise Mistake(
-            'The study names no methods: give some, such as methods = ["fedavg", {method = "fedprox", mu = 0.1}].'
+            'The study has no methods: list some, such as methods = ["fedavg", {method = "fedprox", mu = 0.1}].'
         )
-    found: dict[str, Entry] = {}
-    for given in methods:
-        values = {"method": given} if isinstance(given, str) else given
+    entries: dict[str, Entry] = {}
+    for method in methods:
+        values = {"method": method} if isinstance(method, str) else method
         if not isinstance(values, Mapping) or not isinstance(values.get("method"), str):
-            raise Mistake(f"A method is a name or a table with `method = NAME` and its settings, not {given!r}.")
+            raise Mistake(f"A method is a name or a table with `method = NAME` and its settings, not {method!r}.")
         entry = Entry(values["method"], values["method"])
         own, free = divide(entry, {k: v for k, v in values.items() if k not in ("method", "label")}, entry.method)
         short = Path(entry.method).name.rpartition(":")[2] if is_file_spec(entry.method) else entry.method
         label = str(values.get("label", " ".join([short, *(f"{k}={v}" for k, v in {**own, **free}.items())])))
-        if label in found:
+        if label in entries:
             raise Mistake(f"Two methods of the study are called '{label}': give one of them another label.")
-        found[label] = Entry(label, entry.method, own, free)
-    return tuple(found.values())
+        entries[label] = Entry(label, entry.method, own, free)
+    return tuple(entries.values())
 
 
-def divide(entry: Entry, values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings of the method or its optimiser, and free fields of the experiment."""
+def read_roles(values: Values, entries: Sequence[Entry]) -> tuple[str, tuple[str, ...]]:
+    """The label of the reference, and the labels of the proposed methods."""
+    labels = [e.label for e in entries]
+    reference = str(values.get("reference", labels[0]))
+    proposed = tuple(values.get("proposed", ()))
+    for what, label in [("reference", reference), *(("proposed method", p) for p in proposed)]:
+        if label not in labels:
+            raise unknown(f"{what} (it must be one of the study's methods)", label, labels)
+    if proposed and not set(labels) - set(proposed):
+        raise Mistake("Every method is 'proposed': leave at least one baseline.")
+    return reference, proposed
+
+
+def read_measure(measure: object) -> str:
+    """The accuracy that the target is about."""
+    if measure not in MEASURES:
+        raise unknown("measure", str(measure), MEASURES)
+    return str(measure)
+
+
+def read_budget(budget: object) -> int:
+    """The number of tuning runs of each method in each cell; 0: as many as the largest grid of candidates needs."""
+    if not isinstance(budget, int) or isinstance(budget, bool) or budget < 0:
+        raise Mistake(f"tune_budget is a number of runs for each method, not {budget!r}.")
+    return budget
+
+
+def divide(entry: Entry, values: Values, where: str) -> tuple[Table, Table]:
+    """Split values into settings of the method or its optimiser, and free fields of the experiment."""
     own = entry.own
     for name in values:
         if name in own or name in LOCAL or name in FREE:
@@ -161,74 +216,77 @@ def divide(entry: Entry, values: Mapping[str, Any], where: str) -> tuple[dict[st
     return mine, {k: v for k, v in values.items() if k not in mine}
 
 
-def read_seeds(given: Any) -> tuple[int, ...]:
-    numbers = range(given) if isinstance(given, int) and not isinstance(given, bool) else given
+def read_seeds(seeds: object) -> tuple[int, ...]:
+    """A number of seeds, or a list of them."""
+    numbers = range(seeds) if isinstance(seeds, int) and not isinstance(seeds, bool) else seeds
     if not isinstance(numbers, list | tuple | range) or not len(numbers):
-        raise Mistake(f"seeds is how many, or a list of them, not {given!r}.")
+        raise Mistake(f"seeds is a number of seeds or a list of them, not {seeds!r}.")
     for n in numbers:
         if not isinstance(n, int) or isinstance(n, bool) or n < 0:
             raise Mistake(f"A seed is a whole number of at least 0, not {n!r}.")
     if len(set(numbers)) < len(numbers):
-        raise Mistake("A seed is named twice: a run repeated with its seed is the same run, not one more.")
+        raise Mistake("A seed is listed twice: a run repeated with the same seed is the same run.")
     return tuple(numbers)
 
 
-def read_target(given: Any) -> float | str | dict[str, float]:
-    def share(value: Any) -> float:
+def read_target(target: object) -> float | str | dict[str, float]:
+    """An accuracy, a table of them by data set, or "reference"."""
+
+    def share(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
             raise Mistake(f'target is an accuracy in 0..1, a table of them by data set, or "reference", not {value!r}.')
         return float(value)
 
-    if isinstance(given, Mapping):
-        return {str(k): share(v) for k, v in given.items()}
-    return "reference" if given == "reference" else share(given)
+    if isinstance(target, Mapping):
+        return {str(k): share(v) for k, v in target.items()}
+    return "reference" if target == "reference" else share(target)
 
 
-def read_cells(grid: Mapping[str, Any], listed: Any = None) -> list[dict[str, Any]]:
-    """The product of the grid's values; where cells are listed one by one, each of them with each point of the grid."""
+def read_cells(grid: Values, listed: object = None) -> list[Table]:
+    """All combinations of the grid's values. With a list of cells: each of them with each combination."""
     allowed = [f for f in EXPERIMENT if f != "local"]
     for key, values in grid.items():
         if key in ("seed", "seeds", "method", "methods"):
-            raise Mistake(f"'{key}' does not belong in the grid: give {key.rstrip('s')}s at the top of the study.")
+            raise Mistake(f"'{key}' does not belong in the grid: put {key.rstrip('s')}s at the top of the study.")
         known({key: None}, allowed, "field in [grid]")
         if not isinstance(values, list) or not values:
             raise Mistake(f"'{key}' of the grid takes a list of at least one value, not {values!r}.")
         if len({str(v) for v in values}) < len(values):
-            raise Mistake(f"'{key}' of the grid names a value twice.")
+            raise Mistake(f"'{key}' of the grid lists a value twice.")
     points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
     if listed is None:
         return points
     if not isinstance(listed, list) or not listed or not all(isinstance(c, Mapping) for c in listed):
         raise Mistake('cells are a list of tables, such as cells = [{ data = "mnist", partition = "iid" }].')
-    for given in listed:
-        known(given, allowed, "field in cells")
-        if both := set(given) & set(grid):
+    for cell in listed:
+        known(cell, allowed, "field in cells")
+        if both := set(cell) & set(grid):
             raise Mistake(f"'{min(both)}' is in cells and in [grid]: keep it in one place.")
-    found = [{**given, **point} for given, point in product(listed, points)]
-    if len({str(sorted(c.items())) for c in found}) < len(found):
+    cells = [{**cell, **point} for cell, point in product(listed, points)]
+    if len({str(sorted(c.items())) for c in cells}) < len(cells):
         raise Mistake("The study lists a cell twice.")
-    return found
+    return cells
 
 
-def cell_name(values: Mapping[str, Any], e: Experiment) -> str:
-    """Its data and partition, wherever the study sets them, and whatever else the grid varies."""
+def cell_name(values: Values, e: Experiment) -> str:
+    """The name of a cell: its data and partition, and whatever else the grid varies."""
     words = [Path(e.data).stem, e.partition]
     rest = {k: v for k, v in values.items() if k not in ("data", "partition")}
     return ", ".join(words + [str(v) if k == "topology" else f"{k} {v}" for k, v in rest.items()])
 
 
-def read_paper(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a paper prints: `source`, and `numbers`, each for a method and some fields of a cell."""
-    known(given, ("source", "numbers"), "key of [paper]")
-    numbers = given.get("numbers", [])
+def read_paper(paper: Values) -> Table:
+    """The numbers a paper prints: `source`, and `numbers`, each for a method and some fields of a cell."""
+    known(paper, ("source", "numbers"), "key of [paper]")
+    numbers = paper.get("numbers", [])
     if not isinstance(numbers, list) or any(not isinstance(n, Mapping) or "method" not in n for n in numbers):
-        raise Mistake("[[paper.numbers]] are tables, each with `method` and what the paper prints for it.")
+        raise Mistake("[[paper.numbers]] are tables, each with a `method` and the numbers the paper prints for it.")
     for n in numbers:
         known(n, ("method", *MEASURES, "rounds_to", "std", *EXPERIMENT), "key of [[paper.numbers]]")
         for key in (*MEASURES, "rounds_to", "std"):
             if isinstance(n.get(key, 0), bool) or not isinstance(n.get(key, 0), int | float):
                 raise Mistake(f"'{key}' of [[paper.numbers]] is a number, not {n[key]!r}.")
-    return dict(given)
+    return dict(paper)
 
 
 def conditions(text: str) -> dict[str, str]:
@@ -239,15 +297,16 @@ def conditions(text: str) -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
-def matches(entry: Entry, seen: Mapping[str, Any], key: str, value: str) -> bool:
+def matches(entry: Entry, fields: Values, key: str, value: str) -> bool:
+    """Whether a method and the fields of a run fulfil one condition of a [when]."""
     if key in ("method", "label"):
         return str(getattr(entry, key)) == value
-    return str(seen.get(key, getattr(Experiment(), key))) == value
+    return str(fields.get(key, getattr(Experiment(), key))) == value
 
 
-def check_conditions(base: Mapping[str, Any], presets: Sequence[Mapping[str, Any]]) -> None:
-    """A [when] must be able to match something the file names, with or without a preset."""
-    parts: list[Mapping[str, Any]] = [base, *presets]
+def check_conditions(base: Values, presets: Sequence[Values]) -> None:
+    """Refuse a [when] that can match nothing in the file, with or without a preset."""
+    parts: list[Values] = [base, *presets]
     entries = [e for p in parts if "methods" in p for e in read_entries(p["methods"])]
     for text in [w for p in parts for w in table(p, "when")]:
         for key, value in conditions(text).items():
@@ -265,10 +324,10 @@ def check_conditions(base: Mapping[str, Any], presets: Sequence[Mapping[str, Any
 
 
 def check_names(e: Experiment) -> None:
-    """Data, partition and model are looked at before the first run, not in the middle of the study."""
-    given = Path(e.data).expanduser()
-    if e.data not in DATASETS and not given.exists():
-        if given.suffix or "/" in e.data:
+    """Check data, partition and model before the first run, not in the middle of the study."""
+    path = Path(e.data).expanduser()
+    if e.data not in DATASETS and not path.exists():
+        if path.suffix or "/" in e.data:
             raise Mistake(f"There is no data at '{e.data}': check the path.")
         raise unknown("data set", e.data, DATASETS)
     for what, spec, there in (("partition", e.partition, PARTITIONS), ("model", e.model, MODELS)):
