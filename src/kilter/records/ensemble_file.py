@@ -1,4 +1,4 @@
-"""An ensemble of models as one safetensors file, or from the folder of a FEDSBME run."""
+"""Save an ensemble of models as one safetensors file; load it from there or from the folder of a FEDSBME run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kilter.records.run_folder import CHECKPOINT, write
 
 
 def save(path: str | Path, e: Ensemble) -> None:
-    """One safetensors file: `save("ensemble.safetensors", result.state["ensemble"])`."""
+    """Write an ensemble to one file: `save("ensemble.safetensors", result.state["ensemble"])`."""
     write(Path(path), wire.encode(e))
 
 
 def load(path: str | Path) -> Ensemble:
-    """What `save` wrote, or the ensemble of a run by its folder."""
+    """Read an ensemble from a file that `save` wrote, or from a run folder."""
     path = Path(path)
     try:
         if path.is_dir():
@@ -28,6 +28,6 @@ def load(path: str | Path) -> Ensemble:
             raise KeyError
     except (OSError, LookupError, TypeError, AttributeError, wire.Malformed):
         raise Mistake(
-            f"'{path}' holds no ensemble: give a file that kilter.records.ensemble_file.save wrote, or a run of fedsbme."
+            f"'{path}' holds no ensemble: use a file that kilter.records.ensemble_file.save wrote, or a run of fedsbme."
         ) from None
     return cast(Ensemble, ensemble)

@@ -1,12 +1,12 @@
-"""How a tree travels and is kept: an ordinary safetensors file. Arrays and plain values, never pickles.
+"""The format in which trees are sent and stored: a safetensors file of arrays and plain values, never pickles.
 
 A letter is 8 bytes of header length (little-endian), a JSON header, and the arrays end to end (the safetensors format). The
-header's `__metadata__["tree"]` is JSON that says how the arrays and plain values nest:
+header's `__metadata__["tree"]` is JSON that describes how the arrays and plain values nest:
 
     tensor  {"t": name}     tuple  {"u": [...]}     list  [...]     dict  {"d": {...}}     bytes  {"b": base64}
     AtNodes {"at": "nodes"} None, bool, int, float, str as themselves
 
-Decoding gives safetensors' own parser the bytes, so bad offsets, sizes and dtypes are refused there.
+Safetensors' own parser decodes the bytes and refuses bad offsets, sizes and dtypes.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ DTYPES = {
 }
 TORCH = {name: dtype for dtype, name in DTYPES.items()}
 DEPTH = 32  # how deep a tree may nest
-PLAIN = {bool, int, float, str, type(None)}  # what JSON says as we do, if it is finite
+PLAIN = {bool, int, float, str, type(None)}  # types that JSON represents as they are, if finite
 
 
 class Malformed(Mistake):
-    """A letter that is not one of ours."""
+    """Bytes that are not a valid letter."""
 
 
 def pack(tree: Tree, path: str, arrays: dict[str, Tensor], depth: int = 0) -> Any:
-    """How a tree nests, in JSON's terms; its tensors go into `arrays` under names that begin with `path`."""
+    """The structure of a tree as JSON. Its tensors go into `arrays`, under names that begin with `path`."""
     if depth > DEPTH:
         raise TypeError(f"a tree of more than {DEPTH} levels cannot be sent or kept")
     if isinstance(tree, Tensor):
@@ -66,7 +66,7 @@ def pack(tree: Tree, path: str, arrays: dict[str, Tensor], depth: int = 0) -> An
         return {"u": [pack(v, f"{path}/{i}", arrays, depth + 1) for i, v in enumerate(tree)]}
     if isinstance(tree, list):
         if PLAIN.issuperset(map(type, tree)) and all(math.isfinite(v) for v in tree if type(v) is float):
-            return tree  # a long column of them takes a tenth of the time so
+            return tree  # ten times as fast for a long list
         return [pack(v, f"{path}/{i}", arrays, depth + 1) for i, v in enumerate(tree)]
     if isinstance(tree, Mapping):
         if not all(isinstance(k, str) for k in tree):
@@ -82,12 +82,12 @@ def pack(tree: Tree, path: str, arrays: dict[str, Tensor], depth: int = 0) -> An
 
 
 def _escaped(key: str) -> str:
-    """A key without slashes, so that no two places in a tree give one name."""
+    """A key without slashes, so that every place in a tree has a name of its own."""
     return key.replace("%", "%25").replace("/", "%2F")
 
 
 def unpack(spec: Any, arrays: Mapping[str, Tensor], depth: int = 0) -> Tree:
-    """The tree behind what `pack` gave."""
+    """The tree that `pack` described."""
     if depth > DEPTH:
         raise Malformed("a letter nests too deeply")
     if isinstance(spec, list):
@@ -114,10 +114,10 @@ def unpack(spec: Any, arrays: Mapping[str, Tensor], depth: int = 0) -> Tree:
 
 
 def _header(tree: Tree) -> tuple[bytes, list[Tensor]]:
-    """A letter's text, not yet padded, and its arrays in the order they are to follow."""
+    """The header of a letter, not yet padded, and its arrays in order."""
     arrays: dict[str, Tensor] = {}
     spec = pack(tree, "", arrays)
-    # Larger items first, as safetensors wants it: every array then starts aligned.
+    # Larger items first, as safetensors requires: then every array starts aligned.
     order = sorted(arrays, key=lambda name: -arrays[name].element_size())
     header: dict[str, Any] = {"__metadata__": {"tree": json.dumps(spec, separators=(",", ":"))}}
     at = 0
@@ -134,7 +134,7 @@ def _padded(length: int) -> int:
 
 
 def size(tree: Tree) -> int:
-    """How many bytes `encode` would make, without making them; nothing to say (None) costs nothing."""
+    """The number of bytes that `encode` would return; 0 for None."""
     if tree is None:
         return 0
     header, arrays = _header(tree)
@@ -162,7 +162,7 @@ def _checksum(text: bytes, arrays: Iterable[bytes | memoryview]) -> str:
 
 
 def decode(data: bytes) -> Tree:
-    """The tree behind these bytes; `Malformed` if they are not a letter."""
+    """The tree in these bytes; `Malformed` if they are not a letter."""
     try:
         entries = safetensors.deserialize(bytes(data))
         length = int.from_bytes(data[:8], "little")
@@ -188,14 +188,14 @@ def _array(info: Mapping[str, Any]) -> Tensor:
     dtype = TORCH[info["dtype"]]
     if not len(info["data"]):
         return torch.empty(info["shape"], dtype=dtype)
-    # Into torch's own memory: kernels may round otherwise where an array begins at another alignment.
+    # Copy into torch's own memory: kernels may round differently where an array has another alignment.
     array = torch.empty(len(info["data"]) // dtype.itemsize, dtype=dtype)
     array.view(torch.uint8).numpy()[:] = np.frombuffer(info["data"], dtype=np.uint8)
     return array.reshape(info["shape"])
 
 
 class Facts(NamedTuple):
-    """What a receiver looks at before it reads a tree."""
+    """What a receiver checks before it uses a tree."""
 
     size: int  # bytes
     signature: tuple[Any, ...]
@@ -204,20 +204,20 @@ class Facts(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What trees of one outline have in common."""
+    """What trees of the same outline have in common."""
 
-    text: int  # bytes of a letter's text, but for its numbers' digits
-    arrays: int  # and of its arrays
+    text: int  # bytes of the header without the digits of plain numbers
+    arrays: int  # bytes of the arrays
     signature: tuple[Any, ...]
-    finite: bool  # its plain values
+    finite: bool  # whether its plain values are
 
 
 _known: dict[Any, _Known] = {}
-KNOWN = 256  # outlines that are remembered: clients' replies have few
+KNOWN = 256  # most outlines in the cache
 
 
 def facts(tree: Tree) -> Facts:
-    """All of it in one look.
+    """The facts of one tree.
 
     >>> facts(({"w": torch.tensor([3.0])}, {"v": torch.tensor([4.0])}, 12)).norm
     5.0
@@ -226,7 +226,7 @@ def facts(tree: Tree) -> Facts:
 
 
 def facts_each(trees: Sequence[Tree]) -> list[Facts]:
-    """Those of many trees, which takes less time together; those that differ in nothing but their numbers are measured once."""
+    """The facts of many trees, faster than one by one: trees that differ only in their numbers are measured once."""
     measured: list[tuple[int, tuple[Any, ...], bool]] = []
     numbers: list[Tensor] = []
     ends = []
@@ -248,16 +248,16 @@ def facts_each(trees: Sequence[Tree]) -> list[Facts]:
         numbers += [a for a in arrays if a.is_floating_point() and a.numel()]
         ends.append(len(numbers))
     norms = torch.stack(foreach.norm(numbers)).tolist() if numbers else []
-    results = []
+    all_facts = []
     for tree, (bytes, shape, finite), begin, end in zip(trees, measured, [0, *ends], ends, strict=False):
         norm = math.hypot(*norms[begin:end])
-        # The norm of finite numbers may still overflow: then look at each, which takes four to twenty times as long.
-        results.append(Facts(bytes, shape, norm, None if finite and math.isfinite(norm) else not_finite(tree)))
-    return results
+        # The norm of finite numbers may overflow: then check every number, which takes 4 to 20 times as long.
+        all_facts.append(Facts(bytes, shape, norm, None if finite and math.isfinite(norm) else not_finite(tree)))
+    return all_facts
 
 
 def _outline(tree: Tree, arrays: list[Tensor], plain: list[float]) -> Any:
-    """What two trees have in common that differ in their numbers only: arrays, and plain ones if finite, which are put aside."""
+    """A key that is equal for trees that differ only in numbers. Arrays and finite plain numbers are collected."""
     kind = type(tree)
     if kind is int or (kind is float and math.isfinite(tree)):
         plain.append(tree)

@@ -1,6 +1,6 @@
-"""The label skew of a federation, from the label counts its nodes send: nobody's labels leave.
+"""Measure the label skew of a federation from the label counts its nodes send. No label leaves a node.
 
-With noise for differential privacy, if asked.
+On request, the counts carry noise for differential privacy.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from kilter.train import SGD
 class Census(Method):
     """Asks every node once for its label counts. There is no model.
 
-    With `epsilon`, counts leave the node only with Laplace noise of scale 1/epsilon: epsilon-differentially private for one row
-    added or removed, as that changes one count by 1; whole numbers, none negative, by rounding what is private already.
-    Keeps: nothing.  Sends: how many rows it has of each class (their sum is all it tells of its amount).
+    With `epsilon`, counts leave the node only with Laplace noise of scale 1/epsilon. That is epsilon-differentially private for
+    one row added or removed, which changes one count by 1. Rounding and clipping at 0 happen after the noise.
+    Keeps: nothing.  Sends: how many rows it has of each class.
     """
 
     classes: int  # of the common label set
     epsilon: float = 0.0  # of differential privacy; 0: exact counts
 
     def setup(self, fed: Federation) -> Replies:
-        counts: Replies = fed.map(self.tell)
-        return counts
+        replies: Replies = fed.map(self.tell)
+        return replies
 
     def round(self, fed: Federation, state: Replies) -> Replies:
         return state
@@ -55,18 +55,18 @@ class Census(Method):
 def with_noise(counts: Tensor, epsilon: float, chance: random.Random | None = None) -> Tensor:
     """Counts plus Laplace noise of scale 1/epsilon, rounded, at least 0.
 
-    The noise comes from the operating system, not from the run's seed: who knows the seed could take it off again.
+    The noise comes from the operating system, not from the run's seed: whoever knows the seed could subtract it.
     """
     chance = chance or random.SystemRandom()
-    # the difference of two exponentials is Laplace
+    # the difference of two exponential variables has a Laplace distribution
     noise = [chance.expovariate(epsilon) - chance.expovariate(epsilon) for _ in range(len(counts))]
     return (counts + torch.tensor(noise, dtype=torch.float64)).round().clamp_(min=0).long()
 
 
 def census(split: Split, epsilon: float = 0.0) -> tuple[Skew, NDArray[np.int64], int]:
-    """Label skew from the counts each client sends of its train and valid rows; those counts; the bytes it took."""
+    """The label skew, from the counts each client sends of its train and valid rows; those counts; the bytes they took."""
     if not (isfinite(epsilon) and epsilon >= 0):
-        raise Mistake(f"epsilon is a positive number, or 0 for no noise, not {epsilon}.")
+        raise Mistake(f"epsilon must be positive, or 0 for no noise, not {epsilon}.")
     nothing = Rows({}, torch.empty(0, dtype=torch.int64))
     clients = {
         name: Data(Rows({"y": split.dataset.y}, rows), nothing, nothing) for name, rows in learnable(split).items()
@@ -78,5 +78,5 @@ def census(split: Split, epsilon: float = 0.0) -> tuple[Skew, NDArray[np.int64],
         spent = fed.ledger.close().bytes_up
     table = np.stack([counts.numpy() for counts in replies.values()])
     if not table.sum():
-        raise Mistake(f"Noise of epsilon {epsilon:g} has drowned every count: ask for a larger epsilon.")
+        raise Mistake(f"Noise of epsilon {epsilon:g} removed every count: choose a larger epsilon.")
     return of_counts(list(replies), table), table, spent

@@ -1,4 +1,4 @@
-"""Pictures of a split: who holds how much of which class, in the terminal and on paper."""
+"""Show a split in the terminal and as a figure: how many rows of each class each client holds."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from kilter.errors import Mistake
 
 Counts = NDArray[np.int64]  # (clients, classes)
 
-WIDE = 12  # classes up to which a terminal shows numbers; beyond, one shaded cell a class
+WIDE = 12  # most classes that a terminal shows as numbers; beyond, each class is a shaded cell
 SHADES = " ░▒▓█"
-CELLS = 36  # shaded cells at most: with more classes, neighbours share one
+CELLS = 36  # most shaded cells; with more classes, neighbouring classes share one
 
 
 def table(split: Split, skew: Skew | None = None, cells: Counts | None = None) -> Table:
-    """Clients by classes with shaded counts, then the measures of skew; the split's own unless others are given."""
+    """Counts of clients by classes, then the measures of skew; by default those of the split itself."""
     skew = measure(split) if skew is None else skew
     cells = counts(split) if cells is None else cells
     whole = Table.grid()
@@ -39,7 +39,7 @@ def table(split: Split, skew: Skew | None = None, cells: Counts | None = None) -
 
 
 def clients_table(split: Split, skew: Skew, cells: Counts) -> Table:
-    """One row a client."""
+    """One row for each client."""
     top = max(1, int(cells.max()))
     names = split.dataset.classes
     out = Table(title=heading(split), title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
@@ -77,7 +77,7 @@ def short(n: int) -> str:
 
 
 def shade(strength: float) -> str:
-    """Text on a blue that deepens with 0..1."""
+    """The style of text on blue; 1 is the deepest blue."""
     if strength == 0:
         return "dim"
     red, green, blue = (round(255 + (dark - 255) * strength) for dark in (8, 48, 107))
@@ -85,15 +85,15 @@ def shade(strength: float) -> str:
 
 
 def heading(split: Split) -> str:
-    """What was split, and how."""
+    """The data, the partition and the number of clients."""
     return f"{split.dataset.name}, {split.partition}, {len(split.clients)} clients"
 
 
 def draw(split: Split, path: Path | str, cells: Counts | None = None) -> None:
-    """A heat map of counts, clients by classes, with each client's total beside it; PNG or SVG by the path's suffix."""
+    """Draw a heat map of counts, clients by classes, and each client's total; PNG or SVG by the path's suffix."""
     path = Path(path)
     if path.suffix.lower() not in (".png", ".svg"):
-        raise Mistake(f"'{path}' is neither .png nor .svg: name the picture so.")
+        raise Mistake(f"'{path}' is neither .png nor .svg: choose one of these suffixes.")
     cells = counts(split) if cells is None else cells
     ids, names = list(split.clients), split.dataset.classes
     clients, classes = cells.shape

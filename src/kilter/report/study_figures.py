@@ -1,4 +1,4 @@
-"""A study's figures, PNG and SVG: accuracy curves with bands over seeds, boxes over clients, accuracy against bytes."""
+"""A study's figures as PNG and SVG: curves with bands over seeds, boxes over clients, accuracy against bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kilter.study.grid import slug
 from kilter.study.results import CellResult, Line, Results
 
 Axes = Any  # matplotlib has no types
-# Okabe and Ito's colours: told apart by every kind of eye; black first, for the reference
+# Okabe and Ito's colours, which colour-blind readers can tell apart; black is for the reference
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 PAGE = 6  # cells on one figure
@@ -68,7 +68,7 @@ def _pages(cells: Sequence[CellResult]) -> Iterator[Sequence[CellResult]]:
 
 
 def style(results: Results, label: str) -> dict[str, Any]:
-    """A method's colour and dashes, the same in all figures; the reference is black."""
+    """A method's colour and dashes, the same in all figures. The reference is black."""
     labels = [e.label for e in results.study.entries]
     order = [results.study.reference, *(name for name in labels if name != results.study.reference)]
     at = order.index(label)
@@ -82,7 +82,7 @@ def _figure(
     path: Path,
     legend: bool,
 ) -> None:
-    """Panels side by side, the legend to the right of them all."""
+    """Panels side by side, with one legend to the right."""
     labels = [e.label for e in results.study.entries]
     columns = 1 if len(cells) == 1 else 2 if len(cells) <= 4 else 3
     rows = ceil(len(cells) / columns)
@@ -166,7 +166,7 @@ def _draw_band(axes: Axes, band: Band | None, look: dict[str, Any], label: str) 
 
 
 def against_bytes(results: Results, cell: CellResult, axes: Axes) -> None:
-    """The same accuracy by what was sent until then; a method that sends nothing is a level line at its last accuracy."""
+    """Accuracy against the bytes sent so far. A method that sends nothing is a level line at its last accuracy."""
     measure = results.study.measure
     silent: list[tuple[float, dict[str, Any], str]] = []
     for line in cell.lines:
@@ -205,7 +205,7 @@ def _bytes(value: float) -> str:
 
 
 def boxes(results: Results, cell: CellResult, axes: Axes) -> None:
-    """Every client of every seed: quartiles, median, whiskers at 1.5 quartile ranges, outliers; the cross is the mean."""
+    """All clients of all seeds: quartiles, median, whiskers at 1.5 quartile ranges, outliers; a cross marks the mean."""
     names = [line.label for line in cell.lines]
     at = list(range(len(names)))[::-1]
     for place, line in zip(at, cell.lines, strict=True):

@@ -1,6 +1,6 @@
 """What a study publishes in its folder.
 
-study.toml      what was asked for, with presets and typed options merged
+study.toml      the study, with preset and typed options merged
 runs/           every run as an ordinary run folder
 table.md, .csv  the tables
 results.json    every number, with every seed's curves
@@ -10,13 +10,14 @@ figures/        PNG and SVG
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from kilter.experiment import commit, versions
 from kilter.records.run_folder import write
@@ -30,13 +31,14 @@ def publish(results: Results, path: Path, command: str) -> None:
     origin = provenance(results, command)
     write(path / "table.md", f"# {results.study.name}\n\n{markdown(results)}")
     write(path / "table.csv", comma_separated(results))
-    write(path / "results.json", json.dumps(as_json(results, origin), indent=1) + "\n")
+    text = msgspec.json.format(msgspec.json.encode(as_json(results, origin)), indent=1)  # NaN becomes null
+    write(path / "results.json", text + b"\n")
     figures = draw(results, path / "figures")
     write(path / "results.md", page(results, origin, figures, path))
 
 
 def provenance(results: Results, command: str) -> dict[str, Any]:
-    """Command, commit, date, versions, machine."""
+    """Command, commit, date, versions and machine."""
     runs = [r for c in results.cells for line in c.lines for r in line.runs]
     return {
         "command": command,
@@ -81,7 +83,7 @@ def page(results: Results, origin: dict[str, Any], figures: list[StudyFigure], p
 
 
 def as_json(results: Results, origin: dict[str, Any]) -> dict[str, Any]:
-    """Every number, with every seed's curves: enough to draw the figures again."""
+    """Every number, with the curves of every seed: enough to draw the figures again."""
 
     def run(r: Run) -> dict[str, Any]:
         curves = {m: {t: round(a, 6) for t, a in c.items()} for m, c in r.curves.items()}

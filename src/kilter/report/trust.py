@@ -93,7 +93,7 @@ def _save(figure: Any, path: Path) -> Path:
 
 
 def graph(trust: Trust) -> Any:
-    """Arrows to the few each peer listens to most, over all rounds; a peer is the larger the more it is listened to."""
+    """Arrows to the peers each node listens to most, over all rounds. Nodes that others listen to more are larger."""
     mean = np.mean(list(trust.shares.values()), axis=0)
     links = nx.DiGraph()
     links.add_nodes_from(trust.ids)
@@ -141,7 +141,7 @@ def graph(trust: Trust) -> Any:
 
 
 def matrices(trust: Trust) -> Any:
-    """A row is a listener, a column whom it listens to, the colour the share of the listener's new model; some rounds."""
+    """Matrices of some rounds: rows are listeners, columns are whom they listen to, colours are shares of the new model."""
     rounds = sorted(trust.shares)
     shown = [
         rounds[k] for k in np.unique(np.linspace(0, len(rounds) - 1, min(PANELS, len(rounds))).round().astype(int))
@@ -158,7 +158,7 @@ def matrices(trust: Trust) -> Any:
             axes.set_visible(False)
             continue
         m = np.ma.masked_where(np.eye(len(trust.ids), dtype=bool), trust.shares[shown[at]])
-        axes.set_facecolor("0.85")  # the diagonal: nobody need listen to itself
+        axes.set_facecolor("0.85")  # the diagonal
         picture = axes.imshow(100 * m, cmap="Blues", vmin=0, vmax=100 * top, interpolation="nearest")
         axes.set_title(f"round {shown[at]}", loc="left")
         step = -(-len(trust.ids) // 20) if many else 1

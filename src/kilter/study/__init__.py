@@ -1,5 +1,5 @@
-"""Studies: many runs, one command, one honest table.
+"""Studies: many runs, one command, one table.
 
-A study is a grid of runs (`plan`, `reading`), carried out by forked processes (`runner`), tuned on validation rows (`tuning`),
-gathered over seeds (`results`, `measures`) and written down (`conduct`). `commands` is its part of the command line.
+A study is a grid of runs (`schema`, `grid`), tuned on validation rows (`tuning`), carried out by forked processes (`runner`),
+gathered over seeds (`results`, `statistics`) and shown as tables (`tables`). `pipeline` puts these steps together.
 """

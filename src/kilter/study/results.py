@@ -1,4 +1,4 @@
-"""What came of a study, from its run folders: one line a method in each cell."""
+"""The results of a study, read from its run folders: one line for each method in each cell."""
 
 from __future__ import annotations
 
@@ -70,13 +70,14 @@ class Line:
         return {r.seed: r.accuracy[measure] for r in self.runs if measure in r.accuracy}
 
     def over_seeds(self, measure: str) -> tuple[float, float | None] | None:
-        found = list(self.values(measure).values())
-        return mean_std(found) if found else None
+        """Mean and standard deviation."""
+        values = list(self.values(measure).values())
+        return mean_std(values) if values else None
 
     def mean(self, name: str) -> float | None:
         """The mean over seeds of `bytes`, `seconds` or `worst`."""
-        found = [sum(r.spent.values()) if name == "bytes" else getattr(r, name) for r in self.runs]
-        known = [f for f in found if f is not None]
+        values = [sum(r.spent.values()) if name == "bytes" else getattr(r, name) for r in self.runs]
+        known = [v for v in values if v is not None]
         return sum(known) / len(known) if known else None
 
     def over_clients(self, part: str, name: str) -> float | None:
@@ -85,9 +86,9 @@ class Line:
         return sum(values) / len(values) if values else None
 
     def reached(self, what: str) -> tuple[float | None, int]:
-        """Median of `rounds_to` or `bytes_to` over seeds, and how many seeds got there."""
-        found: list[int | None] = getattr(self, what)
-        return median_reached(found), sum(f is not None for f in found)
+        """Median of `rounds_to` or `bytes_to` over seeds, and how many seeds reached the target."""
+        values: list[int | None] = getattr(self, what)
+        return median_reached(values), sum(v is not None for v in values)
 
     @property
     def own_models(self) -> bool:
@@ -96,7 +97,7 @@ class Line:
 
 @dataclass(frozen=True)
 class CellResult:
-    """One table."""
+    """The results of one cell."""
 
     cell: Cell
     target: float | None
@@ -134,9 +135,7 @@ def gather(
     versions = {json.dumps(r.versions, sort_keys=True) for some in runs.values() for r in some}
     notes = []
     if len(versions) > 1:
-        notes.append(
-            "The runs were made with different versions of the code or its libraries: see `versions` in results.json."
-        )
+        notes.append("The runs used different versions of the code or its libraries: see `versions` in results.json.")
     return Results(study, cells, list(failures), list(chosen.values()), budget, notes)
 
 
@@ -235,9 +234,9 @@ def _cell(
 
 
 def _target(study: Study, cell: Cell, reference: Sequence[Run]) -> tuple[float | None, str]:
-    given = study.target_of(cell)
-    if given is not None:
-        return given, f"{100 * given:g} %"
+    target = study.target_of(cell)
+    if target is not None:
+        return target, f"{100 * target:g} %"
     final = [r.accuracy[study.measure] for r in reference if study.measure in r.accuracy]
     if study.target != "reference" or not final:
         return None, "no target"
@@ -253,7 +252,7 @@ def mean_curve(runs: Sequence[Run], measure: str) -> dict[int, float]:
 
 
 def _ecr(study: Study, mine: Mapping[str, Sequence[Run]]) -> dict[str, int | None]:
-    """The paper's ECR of the curves' means over seeds; without proposed methods everyone counts to its own maximum."""
+    """The paper's ECR of the mean curves over seeds. Without proposed methods, every method counts to its own maximum."""
     curves = {label: c for label, runs in mine.items() if (c := mean_curve(runs, study.measure))}
     proposed = {k: c for k, c in curves.items() if k in study.proposed}
     baselines = {k: c for k, c in curves.items() if k not in study.proposed}
@@ -264,11 +263,11 @@ def _ecr(study: Study, mine: Mapping[str, Sequence[Run]]) -> dict[str, int | Non
 
 
 def _printed(study: Study, cell: Cell, label: str) -> dict[str, float]:
-    """What the paper prints for this method in this cell."""
+    """The paper's numbers for this method in this cell."""
     numbers = [n for n in study.paper.get("numbers", []) if n["method"] == label]
-    seen = vars(study.experiment(cell, study.entry(label), study.seeds[0])) if numbers else {}
+    fields = vars(study.experiment(cell, study.entry(label), study.seeds[0])) if numbers else {}
     for n in numbers:
         wanted = {k: v for k, v in n.items() if k not in ("method", "rounds_to", "std", *MEASURES)}
-        if all(str(seen[k]) == str(v) for k, v in wanted.items()):
+        if all(str(fields[k]) == str(v) for k, v in wanted.items()):
             return {k: float(n[k]) for k in (*MEASURES, "rounds_to", "std") if k in n}
     return {}

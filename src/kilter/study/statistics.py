@@ -1,4 +1,4 @@
-"""What is measured of curves, and how methods are compared over seeds. Pure functions; the statistics are scipy's."""
+"""Measures of curves, and comparisons of methods over seeds. Pure functions; the statistics are scipy's."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 
 from kilter.seeds import derive
 
-Curve = Mapping[int, float]  # accuracy by round, 1-based; only the rounds that were evaluated
+Curve = Mapping[int, float]  # accuracy by round, for the rounds that were evaluated
 CONFIDENCE = 0.95
 RESAMPLES = 9999
-FEWEST = 3  # seeds below which no interval is given
-LEVEL = 0.1  # largest sign-flip p of a difference that counts as shown; five seeds can reach 1/16, four only 1/8
+FEWEST = 3  # fewest seeds for an interval
+LEVEL = 0.1  # largest sign-flip p of a difference that counts; five seeds can reach 1/16, four only 1/8
 
 
 def curve(values: Sequence[float]) -> dict[int, float]:
@@ -28,7 +28,7 @@ def curve(values: Sequence[float]) -> dict[int, float]:
     return dict(enumerate(values, start=1))
 
 
-# Cost of getting there ----------------------------------------------------------------------------------------------
+# The cost of reaching a target ----------------------------------------------------------------------------------------------
 
 
 def rounds_to_target(accuracy: Curve, target: float) -> int | None:
@@ -41,7 +41,7 @@ def rounds_to_target(accuracy: Curve, target: float) -> int | None:
 
 
 def bytes_to_target(accuracy: Curve, spent: Mapping[int, int], target: float) -> int | None:
-    """Bytes sent by everyone up to and with the round that reaches the target, set-up (round 0) included; None if never.
+    """All bytes sent until the end of the round that reaches the target, set-up (round 0) included; None if never.
 
     >>> bytes_to_target({1: 0.4, 2: 0.6}, {0: 5, 1: 10, 2: 10}, 0.5)
     25
@@ -60,20 +60,20 @@ def round_of_best(accuracy: Curve) -> int:
 class Ecr:
     """Effective communication rounds as FedDisk's paper counts them."""
 
-    rounds: dict[str, int | None]  # by method; None: a proposed method never got there
+    rounds: dict[str, int | None]  # by method; None: a proposed method never reached the target
     target: float  # the best baseline's maximum
 
 
 def ecr_paper(
     baselines: Mapping[str, Curve], proposed: Mapping[str, Curve], setup: Mapping[str, int] | None = None
 ) -> Ecr:
-    """FedDisk's ECR, which is not like for like: a baseline counts to its own maximum, a proposed method to theirs.
+    """FedDisk's ECR. It is not like for like: a baseline counts to its own maximum, a proposed method to the baselines'.
 
     ECR_b = argmax_t a_b(t);  target = max_b max_t a_b(t);  ECR_p = min {t : a_p(t) >= target} + set-up rounds of p.
-    Compare with `rounds_to_target`, which asks the same of everyone.
+    `rounds_to_target` asks the same of every method.
 
-    >>> found = ecr_paper({"a": curve([0.1, 0.6, 0.5])}, {"b": curve([0.6, 0.7])}, {"b": 2})
-    >>> found.rounds, found.target
+    >>> ecr = ecr_paper({"a": curve([0.1, 0.6, 0.5])}, {"b": curve([0.6, 0.7])}, {"b": 2})
+    >>> ecr.rounds, ecr.target
     ({'a': 2, 'b': 3}, 0.6)
     """
     target = max(max(c.values()) for c in baselines.values())
@@ -93,17 +93,17 @@ def cost_paper(phases: Iterable[tuple[int, int]]) -> int:
     return 2 * sum(rounds * parameters for rounds, parameters in phases)
 
 
-def median_reached(found: Sequence[int | None]) -> float | None:
-    """The median over seeds where never counts as infinite; None if that is the median.
+def median_reached(values: Sequence[int | None]) -> float | None:
+    """The median over seeds, where None counts as infinite; None if the median is infinite.
 
     >>> median_reached([3, None, 5]), median_reached([3, None, None]), median_reached([3, 4])
     (5, None, 3.5)
     """
-    if not found:
+    if not values:
         return None
-    middle = sorted(math.inf if f is None else f for f in found)
-    half = len(middle) // 2
-    value = middle[half] if len(middle) % 2 else (middle[half - 1] + middle[half]) / 2
+    ordered = sorted(math.inf if v is None else v for v in values)
+    half = len(ordered) // 2
+    value = ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
     return None if math.isinf(value) else value
 
 
@@ -111,7 +111,7 @@ def median_reached(found: Sequence[int | None]) -> float | None:
 
 
 def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and standard deviation over seeds (n - 1); no deviation of one seed."""
+    """Mean and standard deviation (n - 1) over seeds; one seed has no deviation."""
     v = np.asarray(values, dtype=float)
     return float(v.mean()), float(v.std(ddof=1)) if len(v) > 1 else None
 
@@ -132,9 +132,9 @@ class Difference:
 
 
 def paired(ours: Mapping[int, float], reference: Mapping[int, float]) -> Difference | None:
-    """d_s = a_s - r_s over the seeds both have: mean, BCa bootstrap interval of the mean, exact sign-flip p, and in words.
+    """d_s = a_s - r_s over the seeds both have: mean, BCa bootstrap interval of the mean, exact sign-flip p, verdict.
 
-    "higher" or "lower" takes an interval without 0 and p <= LEVEL. The interval alone is too narrow with a few seeds.
+    "higher" or "lower" needs an interval without 0 and p <= LEVEL. The interval alone is too narrow with few seeds.
     """
     seeds = sorted(set(ours) & set(reference))
     if not seeds:
@@ -165,7 +165,7 @@ def bootstrap_interval(d: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple
         return float(d.mean()), float(d.mean())
     for method in ("BCa", "percentile"):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a degenerate BCa is seen by its nan
+            warnings.simplefilter("ignore")  # a degenerate BCa gives NaN, which is checked below
             found = bootstrap(
                 (d,),
                 np.mean,

@@ -1,4 +1,4 @@
-"""More of a study's numbers: a method's other results (its variants), and every class by itself."""
+"""Tables of details: a method's other results (its variants), and the metrics of each class."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ def variants(cell: CellResult) -> tuple[list[str], list[list[str]]] | None:
     rows = []
     for line in cell.lines:
         for name in dict.fromkeys(name for r in line.runs for name in r.variants):
-            found = [r.variants[name] for r in line.runs if name in r.variants]
-            rows.append([f"{line.label}: {name}", *(_over([f[k] for f in found if k in f]) for k in VARIANT)])
+            metrics = [r.variants[name] for r in line.runs if name in r.variants]
+            rows.append([f"{line.label}: {name}", *(_over([m[k] for m in metrics if k in m]) for k in VARIANT)])
     return (["method: result", *VARIANT.values()], rows) if rows else None
 
 
 def by_class(results: Results, cell: CellResult) -> tuple[list[str], list[list[str]]] | None:
-    """Headings and rows: the global model's measures of each class against the rest, in per cent."""
+    """Headings and rows: the global model's metrics of each class against the rest, in per cent."""
     names = class_names(results, cell)
     rows = []
     for line in cell.lines:
-        found = [r.classes for r in line.runs if r.classes]
-        for at in range(len(found[0]["f1"]) if found else 0):
+        metrics = [r.classes for r in line.runs if r.classes]
+        for at in range(len(metrics[0]["f1"]) if metrics else 0):
             name = names[at] if at < len(names) else f"class {at}"
-            rows.append([f"{line.label}: {name}", *(_over([f[k][at] for f in found]) for k in CLASS)])
+            rows.append([f"{line.label}: {name}", *(_over([m[k][at] for m in metrics]) for k in CLASS)])
     return (["method: class", *CLASS.values()], rows) if rows else None
 
 
 def class_names(results: Results, cell: CellResult) -> Sequence[str]:
-    """As the data set calls them; none where it is not at hand."""
+    """The names of the data set's classes; none if it cannot be loaded."""
     study = results.study
     try:
         return study.experiment(cell.cell, study.entries[0], study.seeds[0]).dataset().classes
@@ -44,6 +44,6 @@ def class_names(results: Results, cell: CellResult) -> Sequence[str]:
         return ()
 
 
-def _over(found: Sequence[float]) -> str:
+def _over(values: Sequence[float]) -> str:
     """Mean and deviation over seeds, in per cent."""
-    return accuracy(mean_std(found) if found else None)
+    return accuracy(mean_std(values) if values else None)

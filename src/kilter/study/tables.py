@@ -1,4 +1,4 @@
-"""A study's tables: for the terminal, as Markdown and as CSV, all from the same lines."""
+"""A study's tables for the terminal, as Markdown and as CSV."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ MARKS = {"higher": " ▲", "lower": " ▼"}
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table of texts; the first column is left-aligned."""
+    """A table of texts."""
 
     title: str
     headings: list[str]
     rows: list[list[str]]
 
 
-# Numbers for people ---------------------------------------------------------------------------------------------------
+# Numbers as text ---------------------------------------------------------------------------------------------------
 
 
 def difference(d: Difference | None) -> list[str]:
-    """Difference with its interval in points, p, and the verdict."""
+    """A difference with its interval in points, p, and the verdict."""
     if d is None:
         return ["", "", ""]
     interval = f" [{100 * d.low:+.1f}, {100 * d.high:+.1f}]" if d.low is not None and d.high is not None else ""
@@ -43,7 +43,7 @@ def difference(d: Difference | None) -> list[str]:
 
 
 def reached(line: Line, what: str) -> str:
-    """The median over seeds, and how many seeds got there if not all did."""
+    """The median over seeds, and how many seeds reached the target if not all did."""
     middle, seeds = line.reached(what)
     of = len(getattr(line, what))
     if not of:
@@ -62,23 +62,23 @@ def settings(values: dict[str, Any]) -> str:
 
 
 def sheets(results: Results) -> list[Sheet]:
-    """An overview where there are several cells; then accuracies and cost of each cell; then what was tuned."""
-    found = [overview(results)] if len(results.cells) > 1 else []
+    """An overview of several cells, accuracies and costs of each cell, what was tuned, what did not happen."""
+    tables = [overview(results)] if len(results.cells) > 1 else []
     for cell in results.cells:
-        found += [accuracies(results, cell, m) for m in NAMES if m != "local" or m == results.study.measure]
-        found += [extremes(results, cell)] if results.study.measure == "local" else []
-        found.append(cost(results, cell))
-        found += detail(results, cell)
-    found += [tuned(results)] if results.choices else []
-    return found + ([missed] if (missed := notices(results)).rows else [])
+        tables += [accuracies(results, cell, m) for m in NAMES if m != "local" or m == results.study.measure]
+        tables += [extremes(results, cell)] if results.study.measure == "local" else []
+        tables.append(cost(results, cell))
+        tables += detail(results, cell)
+    tables += [tuned(results)] if results.choices else []
+    return tables + ([missed] if (missed := notices(results)).rows else [])
 
 
 def detail(results: Results, cell: CellResult) -> list[Sheet]:
-    """The methods' other results and, where the study asks for them, the classes one by one."""
+    """The methods' other results and, if the study asks for it, the metrics of each class."""
     more = {"other results on the common test set": variants(cell)}
     if results.study.by_class:
         more["each class against the rest"] = by_class(results, cell)
-    return [Sheet(f"{cell.cell.name}: {title}, in %", *found) for title, found in more.items() if found]
+    return [Sheet(f"{cell.cell.name}: {title}, in %", *content) for title, content in more.items() if content]
 
 
 def overview(results: Results) -> Sheet:
@@ -117,12 +117,12 @@ def accuracies(results: Results, cell: CellResult, measure: str) -> Sheet:
 
 
 def extremes(results: Results, cell: CellResult) -> Sheet:
-    """Every client's model on the common test set, with its own shares of the classes (local) and as it is (global)."""
+    """Every client's model on the common test set, with classes weighted as at the client (local) and unweighted (global)."""
     columns = [(part, name) for part in ("local", "common") for name in ("min", "mean", "max")]
     rows = []
     for line in cell.lines:
-        found = [line.over_clients(part, name) for part, name in columns]
-        rows.append([_name(results, line, note=False), *("-" if f is None else f"{100 * f:.1f}" for f in found)])
+        values = [line.over_clients(part, name) for part, name in columns]
+        rows.append([_name(results, line, note=False), *("-" if v is None else f"{100 * v:.1f}" for v in values)])
     headings = [f"{'global' if part == 'common' else part} {name}" for part, name in columns]
     return Sheet(f"{cell.cell.name}: clients on the common test set in %", ["method", *headings], rows)
 
@@ -145,7 +145,7 @@ def cost(results: Results, cell: CellResult) -> Sheet:
 
 
 def tuned(results: Results) -> Sheet:
-    """What tuning chose."""
+    """The choices of tuning."""
     rows = []
     for c in results.choices:
         score = "-" if c.score is None else f"{100 * c.score:.1f} %" if c.metric == "accuracy" else f"{c.score:.4g}"
@@ -174,15 +174,15 @@ def _name(results: Results, line: Line, note: bool) -> str:
 
 
 def caption(results: Results) -> list[str]:
-    """How the numbers came about, a sentence each."""
+    """How the numbers were computed, one sentence each."""
     study = results.study
     n = len(study.seeds)
     lines = [
         f"Over {n} seed{'s' if n > 1 else ''} ({_list(study.seeds)}), at the last round. All methods of a cell share the split, "
-        "the initial weights and the clients' turns of each seed, so differences are taken seed by seed.",
+        "the initial weights and the cohorts of each seed, so differences are taken seed by seed.",
     ]
     if len(study.entries) > 1 and n < FEWEST:
-        lines.append(f"With fewer than {FEWEST} seeds there is neither an interval nor a p.")
+        lines.append(f"With fewer than {FEWEST} seeds there is no interval and no p.")
     elif len(study.entries) > 1:
         least = 2.0 ** (1 - n)
         lines.append(
@@ -199,8 +199,8 @@ def caption(results: Results) -> list[str]:
     )
     if study.measure == "local":
         lines.append(
-            "Local accuracy: the mean over clients, each with the model it would use on the common test set, whose classes are "
-            "weighed by their shares among the client's training rows; global beside it: the same test set as it is."
+            "Local accuracy: the mean over clients, each with the model it would use on the common test set, with classes "
+            "weighted by their shares of the client's training rows; global beside it: the same test set, unweighted."
         )
     lines.append(
         f"Target: the first evaluated round whose {study.measure} accuracy reaches it, median over seeds (never counts as "
@@ -234,15 +234,15 @@ def _list(seeds: Sequence[int]) -> str:
 
 
 def failures(results: Results) -> list[str]:
-    """Every failed run with its reason."""
+    """Every failed run and why it failed."""
     return [f"{f.job.title}: {f.reason}" for f in results.failures]
 
 
-# In three forms ---------------------------------------------------------------------------------------------------------
+# Output ---------------------------------------------------------------------------------------------------------
 
 
 def show(results: Results, console: Console) -> None:
-    """In the terminal."""
+    """Print the tables in the terminal."""
     for sheet in sheets(results):
         table = Table(
             title=escape(sheet.title), title_justify="left", title_style="bold", box=None, header_style="bold"
@@ -266,7 +266,7 @@ def show(results: Results, console: Console) -> None:
 
 
 def markdown(results: Results, level: int = 2) -> str:
-    """As Markdown."""
+    """The tables as Markdown."""
     parts = []
     for sheet in sheets(results):
         head = "| " + " | ".join(map(_cell, sheet.headings)) + " |"
@@ -284,7 +284,7 @@ def _cell(text: str) -> str:
 
 
 def comma_separated(results: Results) -> str:
-    """As CSV: plain numbers, a row for each method in each cell."""
+    """The numbers as CSV, one row for each method in each cell."""
     rows = [numbers(results, cell, line) for cell in results.cells for line in cell.lines]
     out = io.StringIO()
     writer = csv.DictWriter(out, list(dict.fromkeys(k for row in rows for k in row)), lineterminator="\n")
@@ -294,7 +294,7 @@ def comma_separated(results: Results) -> str:
 
 
 def numbers(results: Results, cell: CellResult, line: Line) -> dict[str, Any]:
-    """Everything the tables say of a method in a cell, as plain values."""
+    """Everything the tables say about a method in a cell, as plain values."""
     row: dict[str, Any] = {"cell": cell.cell.name, **cell.cell.values, "method": line.label, "seeds": len(line.runs)}
     for m in NAMES:
         mean, std = line.over_seeds(m) or (None, None)

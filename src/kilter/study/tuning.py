@@ -1,9 +1,10 @@
-"""Hyper-parameters chosen on validation rows, with the same budget for every method; never on test rows.
+"""Choose hyper-parameters on validation rows, never on test rows, with the same budget for every method.
 
-Every method that has something to tune gets the same number of runs in each cell, B: the largest number of candidates any of
-them has, or `tune_budget`. A method with fewer candidates tries each with B // candidates seeds; one with more tries B of them,
-drawn by chance of the study's name. Tuning seeds follow the reported ones and are never reported, so that a choice cannot
-flatter the runs it is judged by. The score is the validation accuracy at the last round, over all clients' validation rows.
+Every method that has something to tune gets the same number of runs in each cell, B: the largest number of candidates of any
+method, or `tune_budget`. A method with fewer candidates tries each with B // candidates seeds. A method with more candidates
+tries B of them, drawn at random from the study's name. Tuning uses seeds of its own, after the reported ones, so that a choice
+does not favour the runs it is judged by. The score is the validation accuracy at the last round, over all clients' validation
+rows; for tasks without accuracy, the loss.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Choice:
-    """What tuning chose for a method in a cell."""
+    """The choice of tuning for a method in a cell."""
 
     cell: str
     label: str
@@ -38,19 +39,19 @@ class Choice:
 
 
 def grid_of(study: Study, entry: Entry) -> dict[str, list[Any]]:
-    """The values to try for each field of this method; what its line in the study fixes is not tuned."""
-    found: dict[str, list[Any]] = {}
+    """The values to try for each field of this method. A field that its line in the study sets is not tuned."""
+    grid: dict[str, list[Any]] = {}
     for name, values in study.tune.items():
         if isinstance(values, Mapping):
             if name in (entry.method, entry.label):
-                found |= {k: list(v) for k, v in values.items()}
+                grid |= {k: list(v) for k, v in values.items()}
         elif name in entry.own or name in LOCAL:
-            found[name] = list(values)
-    return {k: v for k, v in found.items() if k not in entry.settings}
+            grid[name] = list(values)
+    return {k: v for k, v in grid.items() if k not in entry.settings}
 
 
 def check(study: Study) -> None:
-    """Every field to tune is a list and belongs to some method of the study."""
+    """Refuse fields to tune that are not lists or that no method of the study has."""
     everywhere = {name for e in study.entries for name in e.own} | set(LOCAL)
     names = {n for e in study.entries for n in (e.method, e.label)}
     for name, values in study.tune.items():
@@ -74,44 +75,44 @@ def check(study: Study) -> None:
 
 
 def candidates(study: Study, entry: Entry) -> list[Settings]:
-    """All combinations of the values to try; with none, nothing."""
+    """All combinations of the values to try; empty if there are none."""
     grid = grid_of(study, entry)
     return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())] if grid else []
 
 
 def budget(study: Study) -> int:
-    """How many tuning runs each method gets in each cell."""
+    """The number of tuning runs of each method in each cell."""
     return study.tune_budget or max((len(candidates(study, e)) for e in study.entries), default=0)
 
 
 def trials(study: Study) -> list[Job]:
-    """Every tuning run."""
+    """All tuning runs."""
     check(study)
-    found: list[Job] = []
+    jobs: list[Job] = []
     runs = budget(study)
     for cell, entry in product(study.cells, study.entries):
-        some = candidates(study, entry)
-        if len(some) < 2:
+        settings_list = candidates(study, entry)
+        if len(settings_list) < 2:
             continue
-        if len(some) > runs:
-            keep = numpy_generator("tune", study.name, entry.label).permutation(len(some))[:runs]
-            some = [some[k] for k in sorted(keep)]
-        for settings in some:
-            for seed in range(max(study.seeds) + 1, max(study.seeds) + 1 + max(1, runs // len(some))):
-                found.append(Job(cell, entry.label, seed, study.experiment(cell, entry, seed, settings), settings))
-    for job in found:
-        tell_apart(study, job.cell, study.entry(job.label))
-    return found
+        if len(settings_list) > runs:
+            keep = numpy_generator("tune", study.name, entry.label).permutation(len(settings_list))[:runs]
+            settings_list = [settings_list[k] for k in sorted(keep)]
+        for settings in settings_list:
+            for seed in range(max(study.seeds) + 1, max(study.seeds) + 1 + max(1, runs // len(settings_list))):
+                jobs.append(Job(cell, entry.label, seed, study.experiment(cell, entry, seed, settings), settings))
+    for job in jobs:
+        refuse_fixed(study, job.cell, study.entry(job.label))
+    return jobs
 
 
-def tell_apart(study: Study, cell: Cell, entry: Entry) -> None:
-    """A field that a [when] fixes for this method and cell cannot be tuned there too."""
-    seen = {**study.common, **cell.values}
+def refuse_fixed(study: Study, cell: Cell, entry: Entry) -> None:
+    """Refuse to tune a field that a [when] sets for this method and cell."""
+    fields = {**study.common, **cell.values}
     for wanted, changes in study.when:
         mine = {"method", "label"} & set(wanted)
-        if mine and all(matches(entry, seen, k, v) for k, v in wanted.items()):
+        if mine and all(matches(entry, fields, k, v) for k, v in wanted.items()):
             for name in set(changes) & set(grid_of(study, entry)):
-                raise Mistake(f"'{name}' of {entry.label} is both fixed by a [when] and tuned: keep one of the two.")
+                raise Mistake(f"'{name}' of {entry.label} is both set by a [when] and tuned: keep one of the two.")
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def choose(study: Study, jobs: Sequence[Job], folder: Folder) -> dict[tuple[str,
 def _best(
     cell: str, label: str, first: Settings, runs: int, scores: Sequence[tuple[list[Score | None], Settings]]
 ) -> Choice:
-    """The best candidate. One of whose runs did not finish has no score; if none has, the first is chosen."""
+    """The best candidate. A candidate with an unfinished run has no score; if none has a score, the first is chosen."""
     tried: list[tuple[Settings, float | None]] = []
     best: tuple[float, Settings, Score] | None = None
     for some, settings in scores:
