@@ -250,15 +250,15 @@ EVALUATION = (
 def evaluate(method: Method, fed: Runtime, state: Tree, full: bool) -> Evaluated:
     """Every node's report, and the common test set: the global model there, or the mean of the nodes' own models."""
     alone = isinstance(state, AtNodes)
-    scores = seen = None
+    scores = by_classes = None
     variants: dict[str, ModelScores] = {}
     if fed.bench is not None and not alone:
         outputs = fed.look(method, state)
         if outputs is not None:
             y = fed.bench["y"]
-            scores, seen = score(method, outputs, y, full), by_class(method, outputs, y)
+            scores, by_classes = score(method, outputs, y, full), by_class(method, outputs, y)
         variants = score_variants(method, state, fed.bench, full)
-    order = EvaluationOrder(state=state if alone else method.shared(state), full=full, seen=seen)
+    order = EvaluationOrder(state=state if alone else method.shared(state), full=full, seen=by_classes)
     reports = read_reports(fed.call(EVALUATE, order, training=False), fed.ledger)
     own = scores is None
     if own and (mean := mean_of(list(reports.values()))):

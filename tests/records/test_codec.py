@@ -82,7 +82,7 @@ def test_a_newer_format_is_refused_in_one_sentence(tmp_path: Path) -> None:
 
 def test_the_committed_schema_is_the_one_of_the_types() -> None:
     path = Path(__file__).parents[2] / "docs" / "reference" / "schema.json"
-    assert json.loads(path.read_text()) == schema(), "run: make schema"
+    assert json.loads(path.read_text()) == schema(), "run: kilter schema > docs/reference/schema.json"
 
 
 def test_a_clients_report_is_checked() -> None:

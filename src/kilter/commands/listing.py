@@ -1,4 +1,4 @@
-"""Commands that list what there is: methods, datasets, models, partitions, topologies, version."""
+"""Commands that list what there is: methods, datasets, models, partitions, topologies, schema, version."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kilter.commands.experiment_options import stdout
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (methods, datasets, models, partitions, topologies, version):
+    for command in (methods, datasets, models, partitions, topologies, schema, version):
         app.command()(command)
 
 
@@ -62,6 +62,15 @@ def topologies() -> None:
     from kilter.topology import TOPOLOGIES
 
     _print_table("Parameters follow the name after colons: regular:4.", TOPOLOGIES)
+
+
+def schema() -> None:
+    """Print the JSON schema of the records in a run folder."""
+    import json
+
+    from kilter.records.codec import schema as record_schema
+
+    typer.echo(json.dumps(record_schema(), indent=2))
 
 
 def version() -> None:

@@ -88,12 +88,12 @@ def _joined(rows: list[Tensor]) -> Tensor:
 
 
 def examine(
-    method: Method, node: Node, state: Tree, full: bool, alone: bool, seen: ByClass | None = None
+    method: Method, node: Node, state: Tree, full: bool, alone: bool, common_scores: ByClass | None = None
 ) -> Generator[EvaluationRequest, dict[str, float] | None, dict[str, Tree]]:
     """A node's report on the models it holds, with the fields of `ClientReport`: metrics only.
 
-    Under peers (`alone`) the state is the node's own. `seen` says how the global model does on the common test set, so that
-    not every node must predict it again.
+    Under peers (`alone`) the state is the node's own. `common_scores` says how the global model does on the common test set, so
+    that not every node must predict it again.
     """
     task = method.task
     parts = {"test": node.data.test, "valid": node.data.valid}
@@ -117,10 +117,10 @@ def examine(
             x = common["x"]
             outputs = method.personal(node, state, x) if is_personal(method) else method.predict(state, x)
         report["own_bench"] = None if common is None else measured(outputs, common)
-        seen = None if common is None or outputs is None else by_class(method, outputs, common["y"])
-    if seen and len(node.data.train):
-        counts = torch.bincount(node.data.train["y"], minlength=len(seen["recalls"])).tolist()
-        report |= {"local": local_accuracy(seen["recalls"], counts), "common": seen["accuracy"]}
+        common_scores = None if common is None or outputs is None else by_class(method, outputs, common["y"])
+    if common_scores and len(node.data.train):
+        counts = torch.bincount(node.data.train["y"], minlength=len(common_scores["recalls"])).tolist()
+        report |= {"local": local_accuracy(common_scores["recalls"], counts), "common": common_scores["accuracy"]}
     if replaced := [name for name, part in report.items() if isinstance(part, dict) and clear_non_finite(part)]:
         node.notice(f"{NOT_FINITE} ({', '.join(replaced)})")
     return report

@@ -166,7 +166,7 @@ def bootstrap_interval(d: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple
     for method in ("BCa", "percentile"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a degenerate BCa gives NaN, which is checked below
-            found = bootstrap(
+            interval = bootstrap(
                 (d,),
                 np.mean,
                 n_resamples=RESAMPLES,
@@ -174,9 +174,9 @@ def bootstrap_interval(d: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple
                 method=method,
                 random_state=np.random.default_rng(derive("bootstrap", len(d))),
             ).confidence_interval
-        if np.isfinite([found.low, found.high]).all():
+        if np.isfinite([interval.low, interval.high]).all():
             break
-    return float(found.low), float(found.high)
+    return float(interval.low), float(interval.high)
 
 
 def sign_flip(d: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
@@ -188,7 +188,7 @@ def sign_flip(d: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
     ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
         return np.asarray(np.mean(x, axis=axis))
 
-    found = permutation_test(
+    test = permutation_test(
         (d,),
         mean,
         permutation_type="samples",
@@ -196,4 +196,4 @@ def sign_flip(d: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
         n_resamples=2**16 if len(d) <= 16 else RESAMPLES,
         random_state=np.random.default_rng(derive("sign flip", len(d))),
     )
-    return float(found.pvalue)
+    return float(test.pvalue)
