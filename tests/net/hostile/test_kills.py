@@ -1,0 +1,68 @@
+"""A hundred kills of servers, sites and peers at any moment: every run ends as if nothing had happened, bit for bit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from place import Place
+from told import booked, simulate, told
+
+from kilter.records import wire
+from small import same
+
+LONG = {"lr": 0.1, "batch": 1, "epochs": 1}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_kills_of_servers_and_sites_change_nothing(place: Callable[..., Place], seed: int) -> None:
+    rng = Random(seed)
+    here = place(method="scaffold", rounds=60, local=LONG)
+    server = here.serve("--grace", "200")
+    port = here.port
+    processes = {site: here.join(site, port=port) for site in here.sites}
+    kills = 0
+    while kills < 25 and server.alive():
+        time.sleep(rng.uniform(0.05, 0.9))
+        victim = rng.choice(["server", *here.sites])
+        if victim == "server":
+            server.kill()
+            server = here.serve("--grace", "200", port=port)
+        else:
+            processes[victim].kill()
+            processes[victim] = here.join(victim, port=port)
+        kills += 1
+    server.wait()
+    assert kills == 25
+    assert here.failures() == []
+    simulated = simulate(here)
+    assert (here.folder / "run/model.safetensors").read_bytes() == (simulated / "model.safetensors").read_bytes()
+    assert booked(here.folder / "run") == booked(simulated)
+    assert told(here.folder / "run") == told(simulated)
+
+
+def test_kills_of_peers_change_nothing(place: Callable[..., Place]) -> None:
+    rng = Random(5)
+    here = place(sites=("a", "b", "c", "d"), method="scaffold", rounds=60, local=LONG, topology="ring")
+    peers = here.peers("--grace", "200")
+    kills = 0
+    while kills < 25 and all(p.alive() for p in peers.values()):
+        time.sleep(rng.uniform(0.05, 0.9))
+        victim = rng.choice(here.sites)
+        if not peers[victim].alive():
+            break
+        peers[victim].kill()
+        if (here.folder / f"run-{victim}/summary.json").exists():
+            break
+        peers[victim] = here.peer(victim, "--grace", "200")
+        kills += 1
+    for peer in peers.values():
+        peer.popen.join(120)
+    assert kills == 25
+    simulated = simulate(here, bench=None, public=None)
+    for site in here.sites:
+        assert here.failures(f"run-{site}") == []
+        (kept,) = (here.folder / f"run-{site}/nodes").glob(f"{site}@*")
+        assert same(wire.decode(kept.read_bytes()), wire.decode((simulated / "nodes" / kept.name).read_bytes()))
