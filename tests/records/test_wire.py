@@ -318,3 +318,29 @@ def test_no_pickle_in_the_source(path: Path) -> None:
 
 def test_the_source_was_found() -> None:
     assert {"wire.py", "run_folder.py", "workers.py"} <= {p.name for p in SOURCES}
+
+
+def test_whatever_safetensors_refuses_is_refused() -> None:
+    """Twenty thousand damaged letters, read by both."""
+    from random import Random
+
+    import safetensors
+
+    rng = Random(0)
+    whole = wire.encode({"w": torch.ones(3, 2), "n": 5, "e": torch.empty(0, 3), "t": (torch.tensor(True), [None, "x"])})
+    accepted = 0
+    for _ in range(20_000):
+        data = bytearray(whole)
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(len(data))
+            if rng.random() < 0.8:
+                data[at] = rng.choice(b'0123456789[]{},:" "FIU') if rng.random() < 0.6 else rng.randrange(256)
+            else:
+                del data[at : at + rng.randint(1, 4)]
+        try:
+            wire.decode(bytes(data))
+        except wire.Malformed:
+            continue
+        accepted += 1
+        safetensors.deserialize(bytes(data))  # raises if it would have refused
+    assert accepted

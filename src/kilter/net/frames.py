@@ -8,7 +8,9 @@ What a head may contain is defined in `kilter.net.messages`.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterator
+import mmap
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import NoReturn
 
 from kilter.net import LARGEST as LARGEST
@@ -35,6 +37,7 @@ OPTIONS: list[tuple[str, int | str]] = [  # of every gRPC channel and server
 ]
 
 Head = dict[str, object]
+Body = bytes | mmap.mmap
 NextFrame = Callable[[], Awaitable[object]]  # the next frame; anything but bytes marks the end of the stream
 
 
@@ -96,17 +99,36 @@ def unpack_letter(letter: bytes, largest: int = LARGEST) -> tuple[Head, bytes]:
 
 async def read_letter(next_frame: NextFrame, largest: int = LARGEST) -> tuple[Head, bytes]:
     """The next letter of a stream; `Ended` when there is none, `Malformed` if the frames are not a letter."""
+    head, size = await _read_head(next_frame, largest)
+    return head, b"".join([part async for part in _parts(next_frame, size)])
+
+
+async def read_large_letter(next_frame: NextFrame, largest: int = LARGEST) -> tuple[Head, Body]:
+    """The same, but a large body goes to a temporary file as it arrives: many streams then need little memory."""
+    head, size = await _read_head(next_frame, largest)
+    if size <= CHUNK:
+        return head, b"".join([part async for part in _parts(next_frame, size)])
+    with tempfile.TemporaryFile() as file:  # it has no name, and is gone with the last reference to its contents
+        async for part in _parts(next_frame, size):
+            file.write(part)
+        file.flush()
+        return head, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+
+
+async def _read_head(next_frame: NextFrame, largest: int) -> tuple[Head, int]:
     frame = await next_frame()
     if not isinstance(frame, bytes):
         raise Ended
-    head, left = parse_head(frame, largest)
-    parts: list[memoryview] = []
+    return parse_head(frame, largest)
+
+
+async def _parts(next_frame: NextFrame, left: int) -> AsyncIterator[memoryview]:
+    """The parts of a body of this size, as they arrive."""
     while left:
         frame = await next_frame()
         if not isinstance(frame, bytes):
             raise Ended
         if frame[:1] != b"B" or not 1 < len(frame) <= left + 1:
             raise Malformed("a letter's body has another size than announced")
-        parts.append(memoryview(frame)[1:])
         left -= len(frame) - 1
-    return head, b"".join(parts)
+        yield memoryview(frame)[1:]

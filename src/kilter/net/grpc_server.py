@@ -21,7 +21,7 @@ from grpc import aio
 from kilter.errors import Mistake
 from kilter.fast.memory_layout import keep_memory
 from kilter.net.fields import printable
-from kilter.net.frames import LARGEST, Ended, Head, read_letter, to_frames
+from kilter.net.frames import LARGEST, Ended, Head, read_large_letter, read_letter, to_frames
 from kilter.net.messages import Goodbye, Hello, Refusal
 from kilter.net.ports import LoopThread, open_port
 from kilter.net.tls import Identity, caller
@@ -56,7 +56,7 @@ class GrpcServer(Transport):
     def __init__(
         self, listen: str, identity: Identity | None, allowed: Collection[str] | None, largest: int = LARGEST
     ) -> None:
-        keep_memory(large=True)
+        keep_memory()
         super().__init__()
         self.allowed, self.largest, self.insecure = allowed, largest, identity is None
         self.sites: dict[str, Stream] = {}  # type: ignore[assignment]
@@ -111,9 +111,11 @@ class GrpcServer(Transport):
         """Messages in, until the stream ends; a reason if we end it."""
         while True:
             try:
-                head, body = await read_letter(context.read, self.largest)
+                head, body = await read_large_letter(context.read, self.largest)
             except Ended:
                 return ""
+            except OSError as e:
+                return f"the server has no room for its letter ({e.strerror})"
             except Malformed as e:
                 return str(e)
             self.traffic["in"] += len(body)

@@ -23,7 +23,7 @@ from kilter.core import Mail, Method, Post, Rows, Step, Tree
 from kilter.errors import Mistake
 from kilter.metrics import classification
 from kilter.net.fields import RESERVED, Place
-from kilter.net.frames import Head
+from kilter.net.frames import Body, Head
 from kilter.net.messages import Card, Goodbye, MailMark, Order, Refusal, Reply, StateMark, kind_of
 from kilter.net.results import StepResult, check_counts, check_report
 from kilter.net.transport import ConnectedSite, Transport
@@ -51,7 +51,7 @@ class Call:
     until: float
     mail: MailMark | None
     cards: dict[str, Card]
-    arrived: dict[str, tuple[Reply, bytes]] = field(default_factory=dict)  # not yet decoded
+    arrived: dict[str, tuple[Reply, Body]] = field(default_factory=dict)  # not yet decoded
     done: dict[str, Done] = field(default_factory=dict)
 
     @property
@@ -140,7 +140,7 @@ class ServerRuntime(Runtime):
         if call and site.name in call.waiting:
             self._transport.send(site.name, self._order(call, site.name).head(), call.bodies[site.name])
 
-    def _on_message(self, name: str, head: Head, body: bytes) -> str | None:
+    def _on_message(self, name: str, head: Head, body: Body) -> str | None:
         """A message from a site; a reason if its stream must end."""
         try:
             if kind_of(head) == "refusal":
@@ -205,6 +205,7 @@ class ServerRuntime(Runtime):
                     call.done[i] = Done()  # decoded below; it is not waited for any more
             for i, (reply, body) in arrived.items():
                 call.done[i] = self._decode(i, reply, body, spool)
+                del body
             arrived.clear()
         return self._close_call(call)
 
@@ -225,7 +226,7 @@ class ServerRuntime(Runtime):
             done[i] = Done(error=Absent(why))
         return done
 
-    def _decode(self, name: str, reply: Reply, body: bytes, spool: ReplySpool) -> Done:
+    def _decode(self, name: str, reply: Reply, body: Body, spool: ReplySpool) -> Done:
         """What a site answered, if every part of it fits."""
         accepted = self.states.setdefault(ACCEPTED, {})
         known, rows = accepted.get(name), self._hellos[name][0]

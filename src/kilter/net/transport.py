@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from kilter.net.fields import printable
-from kilter.net.frames import Head
+from kilter.net.frames import Body, Head
 from kilter.net.messages import Goodbye, Hello
 
 log = logging.getLogger("kilter.net")
@@ -39,7 +39,7 @@ class Transport(ABC):
         self.last_error = ""
         # The following are called in the network's thread, with `changed` held.
         self.on_arrival: Callable[[ConnectedSite], None] = lambda site: None
-        self.on_message: Callable[[str, Head, bytes], str | None] = lambda *_: None  # a reason to disconnect, or None
+        self.on_message: Callable[[str, Head, Body], str | None] = lambda *_: None  # a reason to disconnect, or None
         self.rehearsal: Callable[[Hello], Head | None] = lambda hello: None  # terms for a dry run; None: not known yet
         self.status: Callable[[], dict[str, object]] = dict
 

@@ -6,7 +6,7 @@ header's `__metadata__["tree"]` is JSON that describes how the arrays and plain 
     tensor  {"t": name}     tuple  {"u": [...]}     list  [...]     dict  {"d": {...}}     bytes  {"b": base64}
     AtNodes {"at": "nodes"} None, bool, int, float, str as themselves
 
-Safetensors' own parser decodes the bytes and refuses bad offsets, sizes and dtypes.
+Decoding checks every offset, size and dtype before it copies an array; whatever safetensors refuses is refused here, too.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from __future__ import annotations
 import base64
 import json
 import math
+import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
-import safetensors
 import torch
 from torch import Tensor
 
@@ -161,37 +161,57 @@ def _checksum(text: bytes, arrays: Iterable[bytes | memoryview]) -> str:
     return digest.hexdigest()
 
 
-def decode(data: bytes) -> Tree:
-    """The tree in these bytes; `Malformed` if they are not a letter."""
+def decode(data: bytes | mmap.mmap) -> Tree:
+    """The tree behind these bytes; `Malformed` if they are not a letter."""
     try:
-        entries = safetensors.deserialize(bytes(data))
         length = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8 : 8 + length])
-        metadata = header["__metadata__"]
+        if len(data) < 8 or not 2 <= length <= len(data) - 8:
+            raise Malformed("a letter's header is cut off")
+        header = json.loads(data[8 : 8 + length], object_pairs_hook=_unique)
+        metadata = header.pop("__metadata__")
         if not isinstance(metadata, dict) or not set(metadata) <= {"tree", "checksum"}:
             raise Malformed("a letter's structure is not ours")
-        known = metadata.pop("checksum", None)
-        if known is not None:
-            text = json.dumps(header, separators=(",", ":")).encode()
-            if known != _checksum(text, [memoryview(data)[8 + length :]]):
-                raise Malformed("a file was altered after it was written")
-        spec = json.loads(metadata["tree"])
-        arrays = {name: _array(info) for name, info in entries}
-        return unpack(spec, arrays)
+        with memoryview(data) as view:
+            known = metadata.pop("checksum", None)
+            if known is not None:
+                text = json.dumps({"__metadata__": metadata, **header}, separators=(",", ":")).encode()
+                if known != _checksum(text, [view[8 + length :]]):
+                    raise Malformed("a file was altered after it was written")
+            arrays = _arrays(header, view[8 + length :])
+        return unpack(json.loads(metadata["tree"]), arrays)
     except Malformed:
         raise
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as e:
         raise Malformed(f"a letter cannot be read ({type(e).__name__})") from None
 
 
-def _array(info: Mapping[str, Any]) -> Tensor:
-    dtype = TORCH[info["dtype"]]
-    if not len(info["data"]):
-        return torch.empty(info["shape"], dtype=dtype)
-    # Copy into torch's own memory: kernels may round differently where an array has another alignment.
-    array = torch.empty(len(info["data"]) // dtype.itemsize, dtype=dtype)
-    array.view(torch.uint8).numpy()[:] = np.frombuffer(info["data"], dtype=np.uint8)
-    return array.reshape(info["shape"])
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object in which no name occurs twice."""
+    if len(table := dict(pairs)) < len(pairs):
+        raise Malformed("a letter's header has a name twice")
+    return table
+
+
+def _arrays(header: Mapping[str, Any], data: memoryview) -> dict[str, Tensor]:
+    """The arrays, each copied once. As in safetensors, they lie end to end and fill the rest of the letter."""
+    arrays: dict[str, Tensor] = {}
+    at = 0
+    for name, info in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        if set(info) != {"dtype", "shape", "data_offsets"}:
+            raise Malformed("a letter's array is not described")
+        dtype, shape, (start, end) = TORCH[info["dtype"]], info["shape"], info["data_offsets"]
+        if len(shape) > 64 or not all(type(n) is int and 0 <= n < 2**48 for n in (*shape, start, end)):
+            raise Malformed("a letter's array has an impossible shape")
+        if start != at or not start <= end <= len(data) or math.prod(shape) * dtype.itemsize != end - start:
+            raise Malformed("a letter's arrays do not fit")
+        # Into torch's own memory: kernels may round otherwise where an array begins at another alignment.
+        array = torch.empty(math.prod(shape), dtype=dtype)
+        if end > start:
+            array.view(torch.uint8).numpy()[:] = np.frombuffer(data[start:end], dtype=np.uint8)
+        arrays[name], at = array.reshape(shape), end
+    if at != len(data):
+        raise Malformed("a letter is longer than its arrays")
+    return arrays
 
 
 class Facts(NamedTuple):
