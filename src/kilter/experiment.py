@@ -19,7 +19,7 @@ import torch
 
 import kilter
 from kilter.core import Data, Method, Rows
-from kilter.data import DATASETS, Dataset, Split, load, split
+from kilter.data import DATASETS, Dataset, Schema, Split, TableOptions, load, split
 from kilter.data.split import public_file
 from kilter.errors import Mistake, unknown
 from kilter.federate import CHECKPOINT_SECONDS, NothingTrained, Result, Watch, federate
@@ -74,6 +74,12 @@ class Experiment:
     method: str = option("fedavg", "A method listed by `kilter methods`, or my_method.py:MyMethod.")
     settings: dict[str, Any] = option({}, "The method's own settings (on the command line: --set mu=0.1).")
     data: str = option("digits", "A data set listed by `kilter datasets`, or your own file or folder.")
+    label: str = option("", "Column of the labels in your table; default: label or y.")
+    client: str = option("", "Column of the clients in your table; default: client or group, if there is one.")
+    drop: str = option("", "Columns of your table to leave out, separated by commas.")
+    test_file: str = option("", "A table with the test rows of your table.")
+    test_size: float = option(0.0, "Share of your table's rows used for test; 0: one row in five.", at_least=0, below=1)
+    schema: str = option("", "A schema.toml that says how to read and prepare your table.")
     rows: int = option(0, "Use only this many training rows, the same for every seed; 0: all.", at_least=0)
     partition: str = option("dirichlet:0.5", "A rule listed by `kilter partitions`.")
     clients: int = option(10, "Number of clients; 0 with natural partitions: as many as the data has.", at_least=0)
@@ -133,7 +139,7 @@ class Experiment:
             topology(self.topology, [str(k) for k in range(self.clients)], self.seed)
         if self.public and self.public_file:
             raise Mistake("Set either public or public_file for the aggregator's rows, not both.")
-        files: dict[str, str] = {k: getattr(self, k) for k in ("data", "weights", "public_file")}
+        files: dict[str, str] = {k: getattr(self, k) for k in ("data", "weights", "public_file", "test_file", "schema")}
         paths: dict[str, Any] = {
             k: str(Path(v).absolute()) for k, v in files.items() if v and v not in DATASETS and Path(v).exists()
         }
@@ -164,7 +170,13 @@ class Experiment:
 
     def dataset(self) -> Dataset:
         """The data set, with at most `rows` training rows."""
-        whole = load(self.data)
+        drop = tuple(name.strip() for name in self.drop.split(",") if name.strip())
+        options = TableOptions(self.label, self.client, drop, self.test_file, self.test_size)
+        whole = load(self.data, schema=Schema.read(self.schema) if self.schema else None, table=options)
+        if whole.schema is None and (self.schema or options != TableOptions()):
+            raise Mistake(
+                f"'{self.data}' is not a table of yours: leave out label, client, drop, test_file, test_size and schema."
+            )
         if not self.rows:
             return whole
         if self.rows > len(whole.train):
@@ -190,9 +202,15 @@ class Experiment:
         return replace(parts, public=public_file(self.public_file, parts.dataset))
 
     def build(
-        self, workers: int | Literal["auto"] = 1, runtime: MakeSimulation | None = None
+        self,
+        workers: int | Literal["auto"] = 1,
+        runtime: MakeSimulation | None = None,
+        inspect: Callable[[Dataset], None] | None = None,
     ) -> tuple[Method, Simulation]:
-        """The method and a simulation for it: in processes of this machine, or elsewhere with `runtime`."""
+        """The method and a simulation for it: in processes of this machine, or elsewhere with `runtime`.
+
+        `inspect` is called with the data set after everything has been checked.
+        """
         split = self.split()
         dataset = split.dataset
         facts: RowFacts = {
@@ -203,6 +221,8 @@ class Experiment:
         }
         method = self.make(**facts)
         self._try(method, split)
+        if inspect is not None:
+            inspect(dataset)
         options: SimulationOptions = {
             "bench": split.test,
             "public": split.public,

@@ -25,6 +25,7 @@ from kilter.errors import Mistake
 
 if TYPE_CHECKING:
     from kilter.core import Method
+    from kilter.data import Dataset
     from kilter.experiment import Experiment
     from kilter.records.run_folder import Store
     from kilter.runtimes.base import Runtime
@@ -55,12 +56,26 @@ def run(
     folder = Path(out or f"runs/{name}-{Path(experiment.data).stem}-{experiment.seed}")
     _refuse_used(folder)
     # Bad data is refused before a folder is created.
-    method, fed = experiment.build(worker_count(workers), ray_cluster(runtime, ray_address))
+    datasets: list[Dataset] = []
+    method, fed = experiment.build(worker_count(workers), ray_cluster(runtime, ray_address), datasets.append)
     with fed:
         fed.bind(method)
         store = Store(folder)
         write(folder / "experiment.toml", experiment.write())
+        _show_table(datasets[0], folder)
         _run_to_the_end(experiment, method, fed, store)
+
+
+def _show_table(dataset: Dataset, folder: Path) -> None:
+    """Say how a table is prepared, and write its schema into the run folder."""
+    from kilter.data.preparation import explain
+    from kilter.records.run_folder import write
+
+    if dataset.schema is None:
+        return
+    write(folder / "schema.toml", dataset.schema.text())
+    for line in explain(dataset.schema, dataset.client_source):
+        stdout.print(line, markup=False, soft_wrap=True)
 
 
 def _refuse_used(folder: Path) -> None:

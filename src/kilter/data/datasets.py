@@ -15,9 +15,12 @@ from torch import Tensor
 
 from kilter.core import as_float
 from kilter.data import hub
-from kilter.data.files import AnyArray, Arrays, read, read_npz, write_npz
+from kilter.data.files import AnyArray, Arrays, is_table, read, read_npz, write_npz
+from kilter.data.holdout import hold_out
+from kilter.data.preparation import load_table
+from kilter.data.schema import Schema
+from kilter.data.tables import SUFFIXES, TableOptions
 from kilter.errors import Mistake, unknown
-from kilter.seeds import numpy_generator
 
 FLOATS = 2**30  # images of at most this many bytes are stored as float32 instead of uint8
 
@@ -36,25 +39,56 @@ class Dataset:
     group_names: tuple[str, ...] = ()
     mean: tuple[float, ...] | None = None  # per channel, of the training rows, colour images only
     std: tuple[float, ...] | None = None
+    schema: Schema | None = None  # of a table: what `x` was prepared with
+    own_schema: Schema | None = None  # of a table: what its own rows say, before schemas of sites are merged
+    client_source: str = ""  # where the clients of a table come from: a column or files
 
 
-def load(name: str | Path, cache: Path | None = None, *, classes: Sequence[str] | None = None) -> Dataset:
-    """Load a data set by name (see DATASETS), or your own by path (.npz, .csv or a folder).
+def load(
+    name: str | Path,
+    cache: Path | None = None,
+    *,
+    classes: Sequence[str] | None = None,
+    schema: Schema | None = None,
+    table: TableOptions | None = None,
+) -> Dataset:
+    """Load a data set by name (see DATASETS), or your own by path (.csv, .tsv, .parquet, .npz or a folder).
 
     Named data sets are looked up in the folder $KILTER_DATA, in the cache ($KILTER_CACHE or ~/.cache/kilter), and on the hub.
     `classes` lists the classes of your own data in order. Sites that hold only some classes must agree on the list.
+    `table` says how to read a table. With `schema`, its columns are matched by name and prepared as the schema says.
     """
     text = str(name)
     if text in SOURCES:
         source = SOURCES[text]
         return assemble(text, source.prepare(source.make() if source.make else find(text, source, cache)))
     path = Path(text).expanduser()
-    if path.suffix in (".npz", ".csv") or path.exists() or os.sep in text:
+    if is_table(path):
+        return from_table(path, table or TableOptions(), schema, None if classes is None else tuple(classes))
+    if path.suffix in (".npz", *SUFFIXES) or path.exists() or os.sep in text:
         arrays = read(path)
         if classes is not None:
             arrays["classes"] = np.array(list(classes))
         return assemble(path.stem, arrays)
     raise unknown("data set", text, SOURCES)
+
+
+def from_table(path: Path, options: TableOptions, schema: Schema | None, classes: tuple[str, ...] | None) -> Dataset:
+    """A Dataset from a table, prepared for training."""
+    table = load_table(path, options, schema, classes)
+    return Dataset(
+        name=path.stem,
+        x=torch.from_numpy(table.x),
+        y=torch.from_numpy(table.y),
+        train=torch.from_numpy(table.train),
+        test=torch.from_numpy(table.test),
+        classes=table.schema.classes if classes is None else classes,
+        groups=None if table.groups is None else torch.from_numpy(table.groups),
+        group_names=table.group_names,
+        schema=table.schema,
+        own_schema=table.own,
+        client_source=table.client,
+    )
 
 
 # From arrays to a Dataset ---------------------------------------------------------------------------------------------
@@ -195,18 +229,6 @@ def features(name: str, x: AnyArray) -> Tensor:
             f"first in row {int(bad.nonzero()[0])}: fill in or remove them."
         )
     return table
-
-
-def hold_out(
-    y: NDArray[np.int64], groups: NDArray[np.int64] | None = None, every: int = 5
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Training and test rows. One row in `every` is a test row, evenly from each group and class, always the same ones."""
-    if len(y) < 2:
-        raise Mistake("One row cannot be divided into training and test rows: the data needs at least two.")
-    order_within = numpy_generator(0, "hold out").permutation(len(y))
-    order = np.lexsort((order_within, y) if groups is None else (order_within, y, groups))
-    test = np.sort(order[min(every // 2, len(y) - 1) :: every])
-    return np.setdiff1d(np.arange(len(y)), test), test
 
 
 def moments(x: Tensor, train: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:

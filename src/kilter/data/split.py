@@ -137,7 +137,7 @@ def rows_of(tables: Mapping[str, Tensor], index: Index) -> Rows:
 
 def public_file(path: str, dataset: Dataset) -> Rows:
     """All rows of a user's file as public rows. They must have the data set's shape and classes and must not be among its rows."""
-    public = load(path, classes=dataset.classes)
+    public = load(path, classes=dataset.classes, schema=dataset.schema)
     shape, expected = tuple(public.x.shape[1:]), tuple(dataset.x.shape[1:])
     if shape != expected:
         raise Mistake(

@@ -210,11 +210,14 @@ def _work(job: Job, folder: Path, pipe: Connection, foreign: list[Connection], p
 
 def run_one(experiment: Experiment, folder: Path, watch: Watch) -> None:
     """One run in this process, from its checkpoint if it has one."""
-    method, fed = PreloadedExperiment(**vars(experiment)).build(workers=1)
+    datasets: list[Dataset] = []
+    method, fed = PreloadedExperiment(**vars(experiment)).build(workers=1, inspect=datasets.append)
     with fed:
         store = Store(folder)
         if not (folder / "experiment.toml").exists():
             write(folder / "experiment.toml", experiment.write())
+        if datasets[0].schema is not None:
+            write(folder / "schema.toml", datasets[0].schema.text())
         experiment.run(method, fed, store, watch)
         store.close()
 
