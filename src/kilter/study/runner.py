@@ -19,7 +19,7 @@ from functools import lru_cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -65,17 +65,25 @@ class FailedRun:
     reason: str
 
 
+DATA_FIELDS = ("data", "rows", "label", "client", "drop", "test_file", "test_size", "schema")
+
+
 @lru_cache(maxsize=4)
-def loaded(data: str, rows: int) -> Dataset:
-    """A data set, loaded once for all runs."""
-    return Experiment(data=data, rows=rows).dataset()
+def loaded(*values: Any) -> Dataset:
+    """A data set, loaded once for all runs. The values are those of DATA_FIELDS."""
+    return Experiment(**dict(zip(DATA_FIELDS, values, strict=True))).dataset()
+
+
+def preload(experiment: Experiment) -> Dataset:
+    """The data set of an experiment, loaded once."""
+    return loaded(*(getattr(experiment, name) for name in DATA_FIELDS))
 
 
 class PreloadedExperiment(Experiment):
     """An experiment that uses data which is already loaded."""
 
     def dataset(self) -> Dataset:
-        return loaded(self.data, self.rows)
+        return preload(self)
 
 
 def carry_out(jobs: Sequence[Job], folder: Folder, at_once: int, watcher: Watcher) -> list[FailedRun]:
@@ -112,7 +120,7 @@ class RunQueue:
         job = self.waiting.pop(0)
         self.watcher.started(job)
         try:
-            loaded(job.experiment.data, job.experiment.rows)
+            preload(job.experiment)
         except Mistake as e:
             self._finish(job, str(e))
             return
