@@ -358,11 +358,25 @@ def test_reproduce_writes_beside_the_study(tmp_path: Path, monkeypatch: pytest.M
         CliRunner().invoke(app, ["reproduce", "tiny", "--preset", "papr"], catch_exceptions=False)
 
 
+def test_an_installed_study_is_copied_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kilter.commands.study import find_experiment
+
+    home = tmp_path / "prefix/share/kilter/experiments/tiny"
+    home.mkdir(parents=True)
+    (home / "study.toml").write_text('methods = ["fedavg"]')
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "prefix"))
+    monkeypatch.chdir(tmp_path)
+    assert find_experiment("tiny") == Path("experiments/tiny/study.toml")
+    assert Path("experiments/tiny/study.toml").read_text() == 'methods = ["fedavg"]'
+
+
 @pytest.mark.slow
 def test_the_demo(tmp_path: Path) -> None:
     began = time.monotonic()
     done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo")])
     assert done.exit_code == 0, done.output
-    assert "pooled" in done.output
+    for name in ("fedavg", "feddisk", "slfed", "fedpdc", "fedsbme", "fedep", "solo", "pooled"):
+        assert name in done.output
     assert "Files:" in done.output
+    assert all(len(line) <= 80 for line in done.output.splitlines() if "±" in line)
     assert os.cpu_count() == 1 or time.monotonic() - began < 300

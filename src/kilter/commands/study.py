@@ -14,6 +14,7 @@ from kilter.errors import Mistake, unknown
 
 if TYPE_CHECKING:
     from kilter.study.grid import Study
+    from kilter.study.results import Results
 
 LISTS = ("data", "partition", "topology", "model")  # options that may name several, with commas
 Jobs = Annotated[str, typer.Option(help="Runs at once. auto: one for each core.")]
@@ -99,21 +100,33 @@ def demo(
     out: Annotated[str, typer.Option(help="The study's folder.")] = "runs/demo",
     jobs: Jobs = "auto",
 ) -> None:
-    """Compare six methods on skewed digits in about 90 seconds. Nothing is downloaded."""
+    """Compare the five methods with FedAvg, SOLO and pooled training on skewed digits. Nothing is downloaded."""
     import kilter.study
+    from kilter.report.demo import EXPLANATION, demo_table
     from kilter.study.grid import Study
 
-    carry_on(Study.read(Path(kilter.study.__file__).with_name("demo.toml")), Path(out), jobs)
+    results = run_study(Study.read(Path(kilter.study.__file__).with_name("demo.toml")), Path(out), jobs)
+    stdout.print(demo_table(results))
+    stdout.print(EXPLANATION)
+    finish(results, Path(out))
 
 
 def carry_on(study: Study, path: Path, jobs: str) -> None:
     """Run a study to its end, show its tables, and say where its files are; or stop cleanly."""
+    from kilter.study.tables import show
+
+    results = run_study(study, path, jobs)
+    show(results, stdout)
+    finish(results, path)
+
+
+def run_study(study: Study, path: Path, jobs: str) -> Results:
+    """Run what is missing of a study and write its results; or stop cleanly."""
     from kilter.report.study_page import publish
     from kilter.runtimes.autotune import cores
     from kilter.runtimes.interrupts import stoppable
     from kilter.study.folder import Folder
     from kilter.study.pipeline import conduct
-    from kilter.study.tables import show
 
     at_once = cores() if jobs == "auto" else whole(jobs, "--jobs", least=1)
     try:
@@ -123,7 +136,11 @@ def carry_on(study: Study, path: Path, jobs: str) -> None:
     except KeyboardInterrupt:
         stdout.print(f"Stopped. Nothing is lost in '{path}': repeat the command to resume.", markup=False)
         raise typer.Exit(130) from None
-    show(results, stdout)
+    return results
+
+
+def finish(results: Results, path: Path) -> None:
+    """Say where the files are; exit with 1 if runs failed."""
     stdout.print(f"\nFiles: {path} (results.md, table.md, table.csv, results.json, figures/, runs/)", markup=False)
     if results.failures:
         stdout.print("Repeat the command to try the failed runs again.", markup=False)
@@ -132,16 +149,29 @@ def carry_on(study: Study, path: Path, jobs: str) -> None:
 
 def find_experiment(name: str) -> Path:
     """Find a study file by its path, its folder's path, or its folder's name in experiments/."""
-    home = Path("experiments")
-    for file in (Path(name), Path(name) / "study.toml", home / name / "study.toml"):
+    installed = Path(sys.prefix) / "share" / "kilter" / "experiments"  # where a wheel puts them
+    for file in (Path(name), Path(name) / "study.toml", Path("experiments") / name / "study.toml"):
         if file.is_file():
             return file
-    there = sorted(p.parent.name for p in home.glob("*/study.toml"))
+    if (installed / name / "study.toml").is_file():
+        return _copied(installed / name / "study.toml")
+    homes = [Path("experiments"), installed]
+    there = sorted({p.parent.name for home in homes for p in home.glob("*/study.toml")})
     if not there:
         raise Mistake(
             f"No experiment '{name}': there is no experiments/ folder here. Change to where it is, or give a path."
         )
     raise unknown("experiment", name, there)
+
+
+def _copied(file: Path) -> Path:
+    """A copy of an installed study in experiments/ here: its results are written next to it."""
+    from kilter.records.run_folder import write
+
+    target = Path("experiments") / file.parent.name / "study.toml"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write(target, file.read_bytes())
+    return target
 
 
 # Typed values ------------------------------------------------------------------------------------------------------
