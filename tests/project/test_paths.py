@@ -14,8 +14,10 @@ import tracing
 from place import Place
 from tracing import Calls, recorded
 
+from kilter.commands.study import run_study
 from kilter.experiment import Experiment
 from kilter.records.run_folder import Store
+from kilter.study.grid import Study
 
 PAGE = (Path(__file__).parents[2] / "docs/architecture.md").read_text()
 MOST = 12  # files
@@ -36,7 +38,7 @@ def compare(calls: Calls, path: list[str]) -> None:
             assert not upward, f"{file} is not on the list, but calls {sorted(upward)}"
 
 
-@pytest.mark.parametrize("name", ["simulated", "server", "site"])
+@pytest.mark.parametrize("name", ["simulated", "server", "site", "study"])
 def test_the_list_is_short(name: str) -> None:
     assert 0 < len(listed(name)) <= MOST
 
@@ -49,6 +51,14 @@ def test_a_simulated_round(tmp_path: Path) -> None:
         with fed:
             experiment.run(method, fed, Store(tmp_path))
     compare(calls, listed("simulated"))
+
+
+def test_a_study(tmp_path: Path) -> None:
+    runs = {"data": "digits", "clients": 3, "model": "linear", "rounds": 1}
+    values = {"name": "tiny", "methods": ["fedavg", "solo"], "seeds": 1, "experiment": runs}
+    with recorded() as calls:
+        run_study(Study.of(values), tmp_path / "study", "1")
+    compare(calls, listed("study"))
 
 
 def test_a_deployed_round(tmp_path: Path) -> None:
