@@ -11,9 +11,10 @@ from typing import Any
 import grpc
 
 from kilter.core import Tree
+from kilter.net.data_description import DataDescription
 from kilter.net.frames import OPTIONS, parse_head, to_frames
 from kilter.net.grpc_server import ATTEND
-from kilter.net.messages import Card, DataDescription, Hello
+from kilter.net.messages import Card, Hello
 from kilter.net.tls import Identity
 from kilter.records import wire
 

@@ -14,8 +14,8 @@ from sites import AUTOMATIC, ask, make_site, make_terms, order
 from kilter.core import DISCLOSURES
 from kilter.errors import Mistake
 from kilter.methods import methods
+from kilter.net.data_description import DataDescription
 from kilter.net.limits import StepTimeout, StepTimer
-from kilter.net.messages import DataDescription
 from kilter.net.policy import Bounds, PolicyViolation, SitePolicy, narrowed
 from kilter.net.terms import Terms
 

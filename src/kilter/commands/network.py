@@ -22,6 +22,7 @@ from kilter.net import LARGEST
 
 if TYPE_CHECKING:
     from kilter.core import Rows
+    from kilter.data import Schema
     from kilter.experiment import Experiment
     from kilter.net.policy import SitePolicy
     from kilter.net.tls import Identity
@@ -161,6 +162,9 @@ def join(
     approve: Annotated[list[str] | None, typer.Option(help="A digest of terms to approve.")] = None,
     allow_methods: Annotated[str, typer.Option(help="Only these methods of the policy.")] = "",
     allow_steps: Annotated[str, typer.Option(help="Only these steps.")] = "",
+    label: Annotated[str, typer.Option(help="Column of the labels in my table; default: label or y.")] = "",
+    drop: Annotated[str, typer.Option(help="Columns of my table to leave out, separated by commas.")] = "",
+    test_file: Annotated[str, typer.Option(help="A table with my test rows.", show_default=False)] = "",
     trust: Annotated[list[str] | None, typer.Option(help="A file of my own, file.py:Name, that may run.")] = None,
     weights: Annotated[str, typer.Option(help="This site's copy of the pre-trained weights.", show_default=False)] = "",
     give_up: Annotated[float, typer.Option(help="Stop retrying after this many seconds without the server.")] = 86400.0,
@@ -184,7 +188,9 @@ def join(
     allowed = site_policy(policy, allow_methods, allow_steps, trust, weights)
     me = _site_name(identity, name)
     ask = ask_at_terminal if sys.stdin.isatty() else None
-    site = Site(me, kdata.load(data), state_dir, allowed, data, identity, largest, ask, server_name)
+    table = kdata.TableOptions(label, drop=tuple(tls.words(drop)), test_file=test_file)
+    dataset = kdata.load(data, table=table)
+    site = Site(me, dataset, state_dir, allowed, data, identity, largest, ask, server_name, table)
     limit_memory(allowed.memory_mb)
     for digest in approve or ():
         site.approvals.add(digest, "--approve")
@@ -233,13 +239,13 @@ def peer(
     from kilter.runtimes.interrupts import stoppable
 
     prepare(quiet)
-    experiment, addresses, classes = _read_peers(peers, me)
+    experiment, addresses, classes, schema = _read_peers(peers, me)
     listen = listen or addresses[me]
     identity = tls.identity(tls_, insecure, listen)
     if identity and identity.name != me:
         raise Mistake(f"--me is '{me}', and the certificate's name is '{identity.name}'.")
     allowed = site_policy(policy, "", "", None, experiment.weights)
-    run = PeerRun(experiment, me, addresses, data, classes, folder, allowed)
+    run = PeerRun(experiment, me, addresses, data, classes, folder, allowed, schema)
     with run.open(listen, identity, largest, _public(public, run.description.classes), quorum, deadline, grace) as fed:
         host = listen.rpartition(":")[0]
         out.print(f"Listening on {host}:{fed.transport.port} as {me}; run folder {run.where}")
@@ -247,8 +253,9 @@ def peer(
             run.run(fed, out, metrics)
 
 
-def _read_peers(path: Path, me: str) -> tuple[Experiment, dict[str, str], list[str] | None]:
-    """The experiment, everyone's address, and the class names if the file lists them."""
+def _read_peers(path: Path, me: str) -> tuple[Experiment, dict[str, str], list[str] | None, Schema | None]:
+    """The experiment, everyone's address, and the class names and the schema if the file names them."""
+    from kilter.data import Schema
     from kilter.experiment import Experiment, read_toml
 
     listed = read_toml(path)
@@ -260,7 +267,8 @@ def _read_peers(path: Path, me: str) -> tuple[Experiment, dict[str, str], list[s
     experiment = Experiment.read(path.parent / str(listed.get("experiment", "experiment.toml")))
     if experiment.patience:
         raise Mistake("Peers cannot stop early together, as nobody sees everyone's score: set patience = 0.")
-    return experiment, addresses, classes if isinstance(classes, list) else None
+    schema = Schema.read(path.parent / str(listed["schema"])) if "schema" in listed else None
+    return experiment, addresses, classes if isinstance(classes, list) else None, schema
 
 
 def _public(path: str, classes: tuple[str, ...]) -> Rows | None:

@@ -22,6 +22,7 @@ INFERENCES = {
 }
 ALWAYS = (
     "the shape of a row, the names of the classes, how many rows this site has (and channel means of colour images)",
+    "of a table: the names of its columns, counts, means and deviations of numbers, category values in 5 rows or more",
     "for each fit the mean training loss and the number of steps; short notes of the method",
     "evaluation metrics and the numbers of rows behind them, as far as the policy allows",
 )

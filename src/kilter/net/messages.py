@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kilter.net.fields import Fields, Place, check_name, finite, printable
+from kilter.net.data_description import DataDescription
+from kilter.net.fields import Fields, Place, check_name, printable
 from kilter.net.frames import Head
 from kilter.records.wire import Malformed
 from kilter.runtimes.step_names import StepName
@@ -29,56 +30,6 @@ def _expect(head: Mapping[str, object], kind: str) -> Fields:
     if kind_of(head) != kind:
         raise Malformed(f"a message of another kind than expected ({kind})")
     return Fields(head, kind)
-
-
-# What a row looks like --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class DataDescription:
-    """What a row looks like. It contains no row and no number of rows."""
-
-    shape: tuple[int, ...]
-    classes: tuple[str, ...]
-    mean: tuple[float, ...] | None = None  # of colour images, by channel
-    std: tuple[float, ...] | None = None
-
-    def plain(self) -> dict[str, object]:
-        """As JSON."""
-        mean, std = (None if v is None else list(v) for v in (self.mean, self.std))
-        return {"shape": list(self.shape), "classes": list(self.classes), "mean": mean, "std": std}
-
-    @staticmethod
-    def parse(value: object) -> DataDescription:
-        if not isinstance(value, dict):
-            raise Malformed("the description of the data is not a table")
-        shape, classes = _items(value, "shape", 3), _items(value, "classes", 100_000)
-        if not shape or not all(type(n) is int and 0 < n < 2**24 for n in shape):
-            raise Malformed("the description of the data has an impossible shape")
-        if not classes or not all(isinstance(c, str) and len(c) <= 200 and c.isprintable() for c in classes):
-            raise Malformed("the description of the data has impossible class names")
-        return DataDescription(
-            tuple(n for n in shape if isinstance(n, int)),
-            tuple(c for c in classes if isinstance(c, str)),
-            _channels(value, "mean"),
-            _channels(value, "std"),
-        )
-
-
-def _items(value: Mapping[str, object], key: str, most: int) -> list[object]:
-    items = value.get(key)
-    if not isinstance(items, list | tuple) or len(items) > most:
-        raise Malformed(f"the description of the data has no usable {key}")
-    return list(items)
-
-
-def _channels(value: Mapping[str, object], key: str) -> tuple[float, ...] | None:
-    if value.get(key) is None:
-        return None
-    numbers = [finite(n) for n in _items(value, key, 1000)]
-    if any(n is None for n in numbers):
-        raise Malformed(f"the description of the data has an impossible {key}")
-    return tuple(n for n in numbers if n is not None)
 
 
 # Server and site --------------------------------------------------------------------------------------------------------

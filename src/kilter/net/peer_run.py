@@ -10,10 +10,11 @@ from rich.console import Console
 
 from kilter import data as kdata
 from kilter.core import Rows
+from kilter.data import Schema
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
 from kilter.net.audit import AuditLog
-from kilter.net.messages import DataDescription
+from kilter.net.data_description import DataDescription
 from kilter.net.peer import PeerRuntime
 from kilter.net.peer_transport import PeerTransport
 from kilter.net.policy import SitePolicy
@@ -36,13 +37,19 @@ class PeerRun:
     classes: list[str] | None
     folder: str
     policy: SitePolicy
+    schema: Schema | None = None  # of a table: all peers must use the same
 
     where: Path = field(init=False)
     description: DataDescription = field(init=False)
 
     def __post_init__(self) -> None:
         experiment = self.experiment
-        self._dataset = kdata.load(self.data, classes=self.classes)
+        self._dataset = kdata.load(self.data, classes=self.classes, schema=self.schema)
+        if self._dataset.schema is not None and self.schema is None:
+            raise Mistake(
+                'Peers with tables must share a schema: add a line schema = "schema.toml" to the list of peers '
+                "(the run folder of a simulation or server contains one)."
+            )
         self.description = replace(describe(self._dataset), mean=None, std=None)  # nobody knows everyone's
         self.run_id = peer_run_id(experiment, self.description, self.addresses)
         plain = {key: value for key, value in asdict(experiment).items() if key in SENT}

@@ -21,7 +21,7 @@ from kilter.experiment import Experiment, read_toml
 from kilter.methods import find, methods
 from kilter.models import MODELS
 from kilter.models import build as build_model
-from kilter.net.messages import DataDescription
+from kilter.net.data_description import DataDescription
 from kilter.net.results import METRICS, SHARES
 from kilter.net.terms import Terms, file_digest
 from kilter.plugins import is_file_spec

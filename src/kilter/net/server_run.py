@@ -13,12 +13,13 @@ from rich.console import Console
 from kilter.core import Rows
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
+from kilter.net.data_description import DataDescription
 from kilter.net.fields import check_name
-from kilter.net.messages import DataDescription, Goodbye
+from kilter.net.messages import Goodbye
 from kilter.net.peer import PeerRuntime
 from kilter.net.server import ServerRuntime
 from kilter.net.status import StatusBoard
-from kilter.net.terms import Terms, agree_on_data, describe
+from kilter.net.terms import Terms, agree_on_data, describe, difference
 from kilter.net.transport import Transport
 from kilter.records.run_folder import Store, write
 from kilter.records.types import Round
@@ -168,6 +169,8 @@ class ServerRun:
             transport.allowed = listed
         agreed = Agreement(uuid.uuid4().hex, listed, description)
         write(path, agreed.text())
+        if description.schema is not None:
+            write(self.where / "schema.toml", description.schema.text())
         return agreed
 
     def _meet(self, transport: Transport, need: int) -> tuple[list[str], DataDescription]:
@@ -179,8 +182,9 @@ class ServerRun:
                     description, different = agree_on_data(here)
                     for name in different:
                         first = next(n for n in here if n not in different)
-                        transport.drop(name, f"its rows or classes differ from those of {first}: shape or class names")
-                        transport.note(f"{name} has other data than {first}: it cannot take part")
+                        why = difference(here[first], here[name])
+                        transport.drop(name, f"its rows or classes differ from those of {first}: {why}")
+                        transport.note(f"{name} has other data than {first} ({why}): it cannot take part")
                     same = sorted(set(here) - set(different))
                     if len(same) >= need:
                         return self.sites or same, self._description or description

@@ -18,10 +18,12 @@ import torch
 
 from kilter import data as kdata
 from kilter.core import Data, Fit, Method, Node, Post, Step, Tree
+from kilter.data.schema import quoted
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
 from kilter.net.approvals import Approvals, NotApproved
 from kilter.net.audit import AuditLog
+from kilter.net.data_description import DataDescription
 from kilter.net.disclosure import explain
 from kilter.net.frames import LARGEST
 from kilter.net.limits import StepTimer
@@ -30,7 +32,7 @@ from kilter.net.policy import PolicyViolation, SitePolicy
 from kilter.net.results import StepResult
 from kilter.net.seal import Seal
 from kilter.net.site_state import SiteState, StateDirectory
-from kilter.net.terms import Terms, describe, own_data
+from kilter.net.terms import Terms, describe_own, own_data
 from kilter.net.tls import Identity
 from kilter.records import wire
 from kilter.runtimes.base import fingerprint
@@ -70,6 +72,7 @@ class Site:
     largest: int = LARGEST
     ask: Ask | None = None  # asks a person at the terminal; None: there is nobody
     server_name: str = "server"
+    table: kdata.TableOptions = field(default_factory=kdata.TableOptions)  # how to read this site's table
 
     directory: StateDirectory = field(init=False)
     audit: AuditLog = field(init=False)
@@ -97,7 +100,7 @@ class Site:
 
     def hello(self, rehearsal: bool = False) -> Hello:
         rows = len(self.dataset.train) + len(self.dataset.test)
-        description, card = describe(self.dataset), self.seal.card()
+        description, card = describe_own(self.dataset), self.seal.card()
         return Hello(self.name, description, rows, self.directory.instance, card, "dry-run" if rehearsal else "join")
 
     # The terms ------------------------------------------------------------------------------------------------------
@@ -105,6 +108,7 @@ class Site:
     def consider(self, terms: Terms) -> tuple[Experiment, Method]:
         """What these terms would run here, if the policy allows it; a Mistake otherwise."""
         description = terms.description
+        self._match_table(description)
         if tuple(self.dataset.x.shape[1:]) != description.shape:
             raise Mistake(
                 f"Rows here have shape {tuple(self.dataset.x.shape[1:])}, and the server wants {description.shape}."
@@ -114,6 +118,18 @@ class Site:
         if description.classes != self.dataset.classes:
             self.dataset = kdata.load(self.data_path, classes=description.classes)
         return self.policy.admit(terms, len(self.dataset.train))
+
+    def _match_table(self, description: DataDescription) -> None:
+        """Prepare this site's table as the terms say, with columns matched by name; a Mistake says what does not fit."""
+        schema = description.schema
+        if schema is None and self.dataset.schema is not None:
+            raise Mistake(
+                "This site has a table, and the terms name no columns: start the server with --data none or with a table."
+            )
+        if schema is not None and self.dataset.schema is None:
+            raise Mistake(f"The terms want a table with the columns {quoted(schema.names)}, and this site has arrays.")
+        if schema != self.dataset.schema:
+            self.dataset = kdata.load(self.data_path, schema=schema, table=self.table)
 
     def agree(self, terms: Terms) -> None:
         """Take part under these terms if the policy allows them and they are approved; a Mistake says why not."""

@@ -16,11 +16,12 @@ from pathlib import Path
 
 from kilter import data as kdata
 from kilter.core import Data
+from kilter.data.schema import MINIMUM, Column, merge
 from kilter.data.split import carve, rows_of
 from kilter.experiment import Experiment
+from kilter.net.data_description import DataDescription
 from kilter.net.fields import Fields
 from kilter.net.frames import Head
-from kilter.net.messages import DataDescription
 from kilter.records.wire import Malformed
 from kilter.topology import Topology
 
@@ -130,6 +131,7 @@ def peer_run_id(experiment: Experiment, description: DataDescription, peers: Map
     """The name of a run between peers: the same for all whose experiment, data and list of peers agree."""
     plain = {key: value for key, value in asdict(experiment).items() if key in (*SENT, "topology")}
     agreed = [plain, file_digest(experiment.weights), description.shape, description.classes, list(peers)]
+    agreed += [] if description.schema is None else [description.schema.plain()]
     return blake2b(json.dumps(agreed, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -140,7 +142,20 @@ def file_digest(path: str) -> str:
 
 def describe(dataset: kdata.Dataset) -> DataDescription:
     """What a row of this data set looks like."""
-    return DataDescription(tuple(dataset.x.shape[1:]), dataset.classes, dataset.mean, dataset.std)
+    return DataDescription(tuple(dataset.x.shape[1:]), dataset.classes, dataset.mean, dataset.std, dataset.schema)
+
+
+def describe_own(dataset: kdata.Dataset) -> DataDescription:
+    """What a site says about its data before sites agree: of a table, the schema of its own training rows.
+
+    A column with fewer than MINIMUM values is described as empty, because a mean of so few values would show them.
+    """
+    schema = dataset.own_schema
+    if schema is None:
+        return describe(dataset)
+    columns = tuple(c if c.count >= MINIMUM else Column(c.name, "empty") for c in schema.columns)
+    shown = replace(schema, columns=columns)
+    return DataDescription((shown.width,), shown.classes, schema=shown)
 
 
 def agree_on_data(descriptions: Mapping[str, DataDescription]) -> tuple[DataDescription, list[str]]:
@@ -148,14 +163,33 @@ def agree_on_data(descriptions: Mapping[str, DataDescription]) -> tuple[DataDesc
 
     Channel means and deviations are those of all sites that agree, taken equally.
     """
-    layout = {name: (d.shape, d.classes, d.mean is None) for name, d in descriptions.items()}
+    layout = {name: _layout(d) for name, d in descriptions.items()}
     usual = Counter(layout.values()).most_common(1)[0][0]
-    different = [name for name in descriptions if layout[name] != usual]
+    first = next(d for name, d in descriptions.items() if layout[name] == usual)
+    different = [name for name, d in descriptions.items() if layout[name] != usual or difference(first, d)]
     return _mean_description([d for name, d in descriptions.items() if name not in different]), different
+
+
+def _layout(description: DataDescription) -> tuple[object, ...]:
+    """What must be equal. The columns of tables may come in any order, and a site may lack classes."""
+    if description.schema is not None:
+        return (description.schema.target, tuple(sorted(description.schema.names)))
+    return (description.shape, description.classes, description.mean is None)
+
+
+def difference(usual: DataDescription, other: DataDescription) -> str:
+    """How other data differ from the usual; empty if they fit."""
+    if usual.schema is None or other.schema is None:
+        return "" if _layout(usual) == _layout(other) else "shape or class names"
+    return replace(usual.schema, classes=other.schema.classes).mismatch(other.schema)
 
 
 def _mean_description(descriptions: Sequence[DataDescription]) -> DataDescription:
     first = descriptions[0]
+    schemas = [d.schema for d in descriptions if d.schema is not None]
+    if schemas:
+        merged = merge(schemas)
+        return DataDescription((merged.width,), merged.classes, schema=merged)
     means, stds = [d.mean or () for d in descriptions], [d.std or () for d in descriptions]
     if first.mean is None or first.std is None or len({len(v) for v in (*means, *stds)}) > 1:
         return first
