@@ -17,6 +17,8 @@ from typing import NamedTuple
 import pytest
 import reference
 
+import kilter
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 ELSEWHERE = {"deploy.md", "hospital.md", "engines.md"}
@@ -91,6 +93,12 @@ def test_the_parser_sees_titles_and_reasons() -> None:
 def test_generated_pages_are_current() -> None:
     assert (DOCS / "reference/cli.md").read_text() == reference.page(), "run: make reference"
     assert (DOCS / "reference/schema.json").read_text() == reference.schema_text(), "run: make reference"
+
+
+def test_the_python_reference_is_complete() -> None:
+    page = (DOCS / "reference/python.md").read_text()
+    listed = {line.rpartition(".")[2] for line in page.splitlines() if line.startswith("::: kilter")}
+    assert set(kilter.__all__) <= listed
 
 
 def test_every_page_is_in_the_navigation() -> None:
