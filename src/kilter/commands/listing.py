@@ -40,7 +40,7 @@ def datasets() -> None:
     """List the data sets that can be loaded by name."""
     from kilter.data import DATASETS
 
-    _print_table("A name below, or your own .npz, .csv or folder.", DATASETS)
+    _print_table("A name below, or your own .csv, .tsv, .parquet, .npz or folder.", DATASETS)
 
 
 def models() -> None:

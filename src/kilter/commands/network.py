@@ -153,7 +153,7 @@ def ask_at_terminal(lines: list[str]) -> bool:
 @needs_network
 def join(
     server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
-    data: Annotated[str, typer.Option(help="This site's data: a .npz, .csv or folder.")],
+    data: Annotated[str, typer.Option(help="This site's data: a .csv, .parquet, .npz or folder.")],
     tls_: Tls = None,
     state_dir: StateDir = Path("kilter-state"),
     name: Annotated[str, typer.Option(help="My name (only with --insecure).", show_default=False)] = "",
@@ -217,7 +217,7 @@ def _site_name(identity: Identity | None, name: str) -> str:
 def peer(
     me: Annotated[str, typer.Option(help="My name in the list of peers, and in my certificate.")],
     peers: Annotated[Path, typer.Option(help="A TOML file: experiment = ..., and [peers] with NAME = HOST:PORT.")],
-    data: Annotated[str, typer.Option(help="This site's data: a .npz, .csv or folder.")],
+    data: Annotated[str, typer.Option(help="This site's data: a .csv, .parquet, .npz or folder.")],
     tls_: Tls = None,
     listen: Annotated[
         str, typer.Option(help="Where to listen; default: my line in the list.", show_default=False)
