@@ -70,7 +70,7 @@ def test_public_rows_come_from_a_file(tmp_path) -> None:
     assert len(fed.node("server", StepName("tune"), 1, {}).public) == 20
     assert torch.equal(fed.public["y"], torch.arange(20) % 10)
     assert federate(method, fed, 1).summary.bytes_down == 0
-    with pytest.raises(Mistake, match="not by both"):
+    with pytest.raises(Mistake, match="not both"):
         Experiment.of({**base, "public_file": str(path), "public": 2})
     with pytest.raises(Mistake, match="leave out public_file"):
         Experiment.of({**base, "public_file": str(path), "partition": "fedsbme"}).build()
