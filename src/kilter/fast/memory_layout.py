@@ -72,8 +72,8 @@ def pool_before_relu(net: nn.Module) -> nn.Module:
     return net
 
 
-def keep_memory(large: bool = False) -> None:
-    """Let this process keep up to 512 MB of freed memory (glibc). Getting it back page by page takes longer than a layer.
+def keep_memory(large: bool = False, most: int = 512 << 20) -> None:
+    """Let this process keep up to `most` bytes of freed memory (glibc). Getting it back page by page takes longer than a layer.
 
     `large`: also keep arrays over 32 MB, which glibc otherwise returns at once. Letters with large models then take half the time.
     """
@@ -82,7 +82,7 @@ def keep_memory(large: bool = False) -> None:
     except (AttributeError, OSError, TypeError):  # another libc
         return
     mmap_threshold, trim_threshold, top_pad, mmap_max = -3, -1, -2, -4
-    for setting, value in ((mmap_threshold, 32 << 20), (trim_threshold, 512 << 20), (top_pad, 64 << 20)):
+    for setting, value in ((mmap_threshold, 32 << 20), (trim_threshold, most), (top_pad, most // 8)):
         mallopt(setting, value)
     if large:
         mallopt(mmap_max, 0)

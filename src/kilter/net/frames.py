@@ -22,6 +22,8 @@ OPTIONS: list[tuple[str, int | str]] = [  # of every gRPC channel and server
     ("grpc.max_receive_message_length", CHUNK + 2**16),
     ("grpc.max_send_message_length", CHUNK + 2**16),
     ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.http2.bdp_probe", 0),  # otherwise gRPC reads far ahead: ten sites with a large model would need 300 MB more
+    ("grpc.http2.lookahead_bytes", 4 << 20),  # at 100 ms round-trip time this still allows 40 MB/s for each stream
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),

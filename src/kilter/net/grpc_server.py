@@ -56,7 +56,7 @@ class GrpcServer(Transport):
     def __init__(
         self, listen: str, identity: Identity | None, allowed: Collection[str] | None, largest: int = LARGEST
     ) -> None:
-        keep_memory()
+        keep_memory(large=True, most=64 << 20)
         super().__init__()
         self.allowed, self.largest, self.insecure = allowed, largest, identity is None
         self.sites: dict[str, Stream] = {}  # type: ignore[assignment]
@@ -122,6 +122,7 @@ class GrpcServer(Transport):
             with self.changed:
                 current = self.sites.get(stream.name) is stream
                 refused = self.on_message(stream.name, head, body) if current else None
+            del body  # not held until the next one comes
             if refused:
                 return refused
 

@@ -10,16 +10,18 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import mmap
 import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 import torch
 
-from kilter.core import Mail, Method, Post, Rows, Step, Tree
+from kilter.core import Mail, Method, Post, Rows, Step, Tree, Unread
 from kilter.errors import Mistake
 from kilter.metrics import classification
 from kilter.net.fields import RESERVED, Place
@@ -29,7 +31,6 @@ from kilter.net.results import StepResult, check_counts, check_report
 from kilter.net.transport import ConnectedSite, Transport
 from kilter.records import wire
 from kilter.runtimes.base import Runtime
-from kilter.runtimes.reply_spool import ReplySpool
 from kilter.runtimes.step_names import ADOPT, EVALUATE, StepKind, StepName
 from kilter.runtimes.step_runner import Absent, Done, StepFailed
 
@@ -188,7 +189,7 @@ class ServerRuntime(Runtime):
         if not messages:
             return {}
         call = self._ask(name, messages)
-        spool, warned = ReplySpool(), False
+        warned = False
         while True:
             with self._transport.changed:
                 left = self._seconds_left(call)
@@ -203,10 +204,10 @@ class ServerRuntime(Runtime):
                     break
                 for i in arrived:
                     call.done[i] = Done()  # decoded below; it is not waited for any more
-            for i, (reply, body) in arrived.items():
-                call.done[i] = self._decode(i, reply, body, spool)
+            while arrived:  # one at a time, so that only one body is in memory
+                i, (reply, body) = arrived.popitem()
+                call.done[i] = self._decode(i, reply, body)
                 del body
-            arrived.clear()
         return self._close_call(call)
 
     def _close_call(self, call: Call) -> dict[str, Done]:
@@ -226,7 +227,7 @@ class ServerRuntime(Runtime):
             done[i] = Done(error=Absent(why))
         return done
 
-    def _decode(self, name: str, reply: Reply, body: Body, spool: ReplySpool) -> Done:
+    def _decode(self, name: str, reply: Reply, body: Body) -> Done:
         """What a site answered, if every part of it fits."""
         accepted = self.states.setdefault(ACCEPTED, {})
         known, rows = accepted.get(name), self._hellos[name][0]
@@ -253,7 +254,11 @@ class ServerRuntime(Runtime):
             return Done(error=Absent(f"its reply cannot be used: {e}"))
         except (TypeError, ValueError, OverflowError, RecursionError, AttributeError, LookupError) as e:
             return Done(error=Absent(f"its reply cannot be used ({type(e).__name__})"))
-        done.kept = spool.put(tree, done.seen.size if done.seen else None)
+        if isinstance(body, mmap.mmap) and not isinstance(
+            tree, Post
+        ):  # it is in a file already: read it when it is needed
+            body.madvise(mmap.MADV_DONTNEED)
+            done.kept = Unread(partial(_read_again, body))
         return done
 
     def _same_kind(self, step: StepName, done: dict[str, Done]) -> dict[str, Done]:
@@ -364,6 +369,13 @@ class ServerRuntime(Runtime):
 
     def __exit__(self, kind: object, *_: object) -> None:
         self.close(finished=kind is None)
+
+
+def _read_again(body: mmap.mmap) -> Tree:
+    """A checked reply, from its file."""
+    tree: Tree = wire.decode(body)["reply"]
+    body.madvise(mmap.MADV_DONTNEED)
+    return tree
 
 
 def _writes_letters(step: object) -> bool | None:
