@@ -85,8 +85,8 @@ def certs_new(
     """Make an authority, keys and certificates for a trial."""
     from kilter.net import tls
 
-    for made in tls.new(folder, tls.words(names), days):
-        typer.echo(f"{made}: key.pem, cert.pem, ca.pem")
+    for identity in tls.new(folder, tls.words(names), days):
+        typer.echo(f"{identity}: key.pem, cert.pem, ca.pem")
     typer.echo(f"{folder / 'ca.key.pem'} makes more of them: keep it away from every site.")
 
 
