@@ -112,7 +112,7 @@ def test_many_classes_are_measured_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_users_metrics_come_with_the_loss() -> None:
     own = {"two": lambda *_: 2, "rows": lambda o, _: len(o)}
-    found = measure_each(torch.zeros(5, 1), torch.ones(5), [2, 3], own, lambda _, y: float(y.sum()))
+    found = measure_each(torch.zeros(5, 1), torch.ones(5), [2, 3], own, {}, lambda _, y: float(y.sum()))
     assert found == [{"loss": 2.0, "two": 2.0, "rows": 2.0}, {"loss": 3.0, "two": 2.0, "rows": 3.0}]
 
 

@@ -276,9 +276,10 @@ def evaluate(method: Method, fed: Runtime, state: Tree, full: bool) -> Evaluated
     return Evaluated(evaluation, reports)
 
 
-def chosen_by(valid: Metrics | None) -> str:
-    """The metric that chooses the best round: accuracy where there is one, else the loss."""
-    return "accuracy" if valid is None or "accuracy" in valid else "loss"
+def chosen_by(method: Method, valid: Metrics | None) -> str:
+    """The metric that chooses the best round: the task's main metric, or the loss where that is not measured."""
+    main = method.task.main
+    return main if valid is None or main in valid else "loss"
 
 
 def _choose_best(method: Method, at: Checkpoint, evaluated: Evaluated) -> None:
@@ -286,7 +287,7 @@ def _choose_best(method: Method, at: Checkpoint, evaluated: Evaluated) -> None:
     valid = evaluated.evaluation.valid
     if not valid:
         return
-    metric = chosen_by(valid)
+    metric = chosen_by(method, valid)
     value = valid[metric]
     value = -value if value is not None and method.task.direction(metric) == "lower" else value
     if value is not None and (at.score is None or value > at.score):
@@ -364,6 +365,6 @@ def _summary(loop: Loop, name: str, last: Evaluation) -> Summary:
         stopped_early=at.stopped,
         last=last,
         best=at.best.evaluation if at.best else None,
-        chosen_by=chosen_by(at.best.evaluation.valid if at.best else last.valid),
+        chosen_by=chosen_by(method, at.best.evaluation.valid if at.best else last.valid),
         directions={metric: method.task.direction(metric) for metric in names},
     )

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-Metric = Callable[[Tensor, Tensor], float]
+Metric = Callable[[Tensor, Tensor], float | None]  # None: not defined on these rows
+Measured = dict[str, float | None]
 Direction = Literal["higher", "lower"]  # which values of a metric are better
 M = TypeVar("M", bound=Metric)
 LOWER_IS_BETTER = frozenset(
@@ -165,14 +166,43 @@ def _mean_where(values: Sequence[float], wanted: Sequence[bool]) -> float:
     return sum(chosen) / len(chosen)
 
 
+CLASSIFICATION = (
+    "accuracy",
+    "balanced_accuracy",
+    "precision",
+    "recall",
+    "specificity",
+    "f1",
+    "top5",
+    "calibration_error",
+    "entropy",
+    "loss",
+)  # the names of `classification`
+
+
 def measure_each(
-    outputs: Tensor, y: Tensor, sizes: Sequence[int], metrics: Mapping[str, Metric] | None, loss: Metric
-) -> list[dict[str, float]]:
-    """The metrics of a task for several owners: those of a classifier, or the user's own and the loss."""
+    outputs: Tensor,
+    y: Tensor,
+    sizes: Sequence[int],
+    metrics: Mapping[str, Metric] | None,
+    more: Mapping[str, Metric],
+    loss: Metric,
+) -> list[Measured]:
+    """The metrics of a task for several owners: those of a classifier, or the user's own and the loss; and `more` of them."""
+    measured: list[Measured]
     if metrics is None:
-        return classifications(outputs, y, sizes)
-    measured = []
-    for mine, labels in zip(outputs.split(list(sizes)), y.split(list(sizes)), strict=True):
-        own = {name: float(metric(mine, labels)) for name, metric in metrics.items()}
-        measured.append({"loss": loss(mine, labels)} | own)
-    return measured
+        measured = [dict(each) for each in classifications(outputs, y, sizes)]
+        if not more:
+            return measured
+    parts = list(zip(outputs.split(list(sizes)), y.split(list(sizes)), strict=True))
+    if metrics is not None:
+        measured = [{"loss": loss(*part)} | {name: number(f(*part)) for name, f in metrics.items()} for part in parts]
+    return [
+        known | {name: number(f(*part)) for name, f in more.items()}
+        for known, part in zip(measured, parts, strict=True)
+    ]
+
+
+def number(value: float | None) -> float | None:
+    """As a plain float; None stays None."""
+    return None if value is None else float(value)

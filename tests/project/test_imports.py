@@ -13,18 +13,19 @@ import kilter
 ROOT = Path(kilter.__file__).parent
 # A package may import the packages listed here, itself, and the modules at the top level except the ones on ABOVE.
 ALLOWED = {
-    "blocks": {"fast"},
-    "methods": {"blocks", "fast"},
+    "tasks": {"fast"},
+    "blocks": {"fast", "tasks"},
+    "methods": {"blocks", "fast", "tasks"},
     "fast": set(),
     "models": set(),
     "data": set(),
     "records": {"blocks", "fast"},
-    "runtimes": {"fast", "records", "blocks"},
+    "runtimes": {"fast", "records", "blocks", "tasks"},
     "study": {"records", "data", "methods", "models", "runtimes"},
-    "report": {"study", "records", "data", "runtimes", "methods", "models", "blocks"},
-    "net": {"records", "runtimes", "data", "fast", "report", "methods", "models"},
+    "report": {"study", "records", "data", "runtimes", "methods", "models", "blocks", "tasks"},
+    "net": {"records", "runtimes", "data", "fast", "report", "methods", "models", "tasks"},
     "engines": {"net", "data", "records", "runtimes"},
-    "commands": {"net", "study", "report", "records", "runtimes", "data", "methods", "models", "engines"},
+    "commands": {"net", "study", "report", "records", "runtimes", "data", "methods", "models", "engines", "tasks"},
 }
 ABOVE = {"federate", "experiment", "cli"}  # top-level modules that use the packages, not the other way round
 MAY_USE_ABOVE = {"study", "report", "net", "engines", "commands"}

@@ -129,7 +129,7 @@ def _run_to_the_end(experiment: Experiment, method: Method, fed: Runtime, store:
 
     stdout.print(f"Device: {describe(fed.devices)}", markup=False)
     try:
-        with stoppable(), Progress(experiment.rounds, stdout) as progress:
+        with stoppable(), Progress(experiment.rounds, stdout, method.task.main) as progress:
             experiment.run(method, fed, store, progress.see, extend=extend)
     except KeyboardInterrupt:
         stderr.print(f"Stopped. Resume with: kilter resume {store.folder}")

@@ -94,7 +94,7 @@ class FedDisk(Method):
         """Phase 1b: validate the common density model on my validation rows and train it on my training rows."""
         model = self.density_model(node)
         w = model.init(node.seed) if now["made"] is None else now["made"]
-        nll = model.evaluate(w, node.data.valid if len(node.data.valid) else node.data.train)["loss"]
+        nll = model.mean_loss(w, node.data.valid if len(node.data.valid) else node.data.train)
         fit = node.fit(loss_of(model), w, self.plan())
         w = yield replace(fit, seed=derive(fit.seed, now["round"]))  # all density rounds are in round 0
         return w, len(node.data.train), nll

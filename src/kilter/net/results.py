@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from kilter.core import Note, Tree
@@ -95,8 +95,11 @@ METRICS = ("test", "valid", "own_test", "own_valid", "own_bench")  # parts of an
 SHARES = ("local", "common")  # parts that hold one accuracy
 
 
-def check_report(report: Tree, rows: int, names: Sequence[str] | None) -> Tree:
-    """A site's evaluation report: known parts, the task's metrics, finite numbers, no more rows than it announced."""
+def check_report(report: Tree, rows: int, names: Collection[str] | None) -> Tree:
+    """A site's evaluation report: known parts, the task's metrics, finite numbers, no more rows than it announced.
+
+    A metric may be None: it is not defined on the site's rows, such as AUROC with a single class.
+    """
     if not isinstance(report, dict) or not set(report) <= {"n_test", "n_valid", *METRICS, *SHARES}:
         raise Malformed("its evaluation is not a report")
     for key in ("n_test", "n_valid"):
@@ -109,7 +112,7 @@ def check_report(report: Tree, rows: int, names: Sequence[str] | None) -> Tree:
             raise Malformed(f"its evaluation has no metrics in {part}")
         if names is not None and set(metrics) != set(names):
             raise Malformed(f"its evaluation has other metrics than the task in {part}")
-        if any(not isinstance(k, str) or finite(v) is None for k, v in metrics.items()):
+        if any(not isinstance(k, str) or (v is not None and finite(v) is None) for k, v in metrics.items()):
             raise Malformed(f"its evaluation has an impossible number in {part}")
     for part in SHARES:
         value = report.get(part)

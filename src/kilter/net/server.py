@@ -23,7 +23,6 @@ import torch
 
 from kilter.core import Mail, Method, Post, Rows, Step, Tree, Unread
 from kilter.errors import Mistake
-from kilter.metrics import classification
 from kilter.net.fields import RESERVED, Place
 from kilter.net.frames import Body, Head
 from kilter.net.messages import Card, Goodbye, MailMark, Order, Refusal, Reply, StateMark, kind_of
@@ -101,7 +100,7 @@ class ServerRuntime(Runtime):
         self.deadline, self.grace = deadline, grace
         self._transport, self._began = transport, time.monotonic()
         self._method: Method | None = None
-        self._metrics: tuple[str, ...] | None = None
+        self._metrics: frozenset[str] | None = None
         self._call: Call | None = None
         self._place: Place = (-1, 0)  # of the last call
         self._first_round: int | None = None  # of this session
@@ -120,9 +119,7 @@ class ServerRuntime(Runtime):
     def bind(self, method: Method) -> None:
         super().bind(method)
         self._place, self._first_round, self._method = (-1, 0), None, method
-        metrics = method.task.metrics if method.task else None
-        names = classification(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)) if metrics is None else metrics
-        self._metrics = (*names, "loss") if method.task else None
+        self._metrics = method.task.metric_names() if method.task else None
 
     # In the transport's thread, `changed` held -------------------------------------------------------------------------
 

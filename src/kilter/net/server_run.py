@@ -203,7 +203,7 @@ def run_rounds(
     method = experiment.make(description.shape, len(description.classes), description.mean, description.std)
     fed.robust = experiment.robust
     fed.wait()
-    with Progress(experiment.rounds, out) as progress:
+    with Progress(experiment.rounds, out, method.task.main) as progress:
 
         def watch(record: Round) -> None:
             board.see(record)

@@ -33,6 +33,21 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
+SHARES = frozenset(
+    {"accuracy", "balanced_accuracy", "precision", "recall", "specificity", "f1", "top5", "pixel_accuracy"}
+    | {"label_accuracy", "token_accuracy", "exact_match"}
+)  # metrics that people read in per cent
+
+
+def metric(name: str, value: float | None) -> str:
+    """A metric: accuracies in per cent, others as they are.
+
+    >>> metric("accuracy", 0.5), metric("mae", 12.3456), metric("c_index", None)
+    ('50.0 %', '12.35', '-')
+    """
+    return percent(value) if name in SHARES else "-" if value is None else f"{value:.4g}"
+
+
 def duration(seconds: float | None) -> str:
     """A number of seconds in larger units.
 

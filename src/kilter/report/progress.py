@@ -9,15 +9,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from kilter.records.display import percent, size
+from kilter.records.display import metric, size
 from kilter.records.types import Round
 
 
 class Progress:
     """Shows a run's round, accuracies, loss, traffic and time left."""
 
-    def __init__(self, rounds: int, console: Console) -> None:
+    def __init__(self, rounds: int, console: Console, main: str = "accuracy") -> None:
         self.rounds = rounds
+        self.main = main  # the metric to show
         self.console = console
         self.traffic = 0
         self._began = time.monotonic()
@@ -44,13 +45,12 @@ class Progress:
         """Show that one more round is done."""
         self.traffic += record.bytes_up + record.bytes_down
         if record.global_metrics or record.client:
-            client = record.client_accuracy
-            self._accuracy = percent(record.global_accuracy), percent(client.mean if client else None)
+            client, overall = record.client.get(self.main), (record.global_metrics or {}).get(self.main)
+            self._accuracy = metric(self.main, overall), metric(self.main, client.mean if client else None)
         loss = "-" if record.loss is None else f"{record.loss:.4f}"
         lost = f"  failures {len(record.failures)}" if record.failures else ""
-        text = (
-            f"global {self._accuracy[0]}  clients {self._accuracy[1]}  loss {loss}  traffic {size(self.traffic)}{lost}"
-        )
+        shown = "" if self.main == "accuracy" else f"{self.main}: "
+        text = f"{shown}global {self._accuracy[0]}  clients {self._accuracy[1]}  loss {loss}  traffic {size(self.traffic)}{lost}"
         if self._bar:
             self._bar.update(self._task, completed=record.round, text=text)
             return

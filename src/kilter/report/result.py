@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from kilter.records.display import percent, size
+from kilter.records.display import metric, size
 from kilter.records.notices import describe
 from kilter.records.run_folder import read_summary
 from kilter.records.types import ClientModel, Evaluation, GlobalModel, Spread, Summary
@@ -57,10 +57,10 @@ def _phases(seconds: Mapping[str, float]) -> str:
     return ", ".join(f"{step} {s:.1f} s" for step, s in seconds.items())
 
 
-def _spread(over: Spread | None) -> list[str]:
+def _spread(over: Spread | None, name: str = "accuracy") -> list[str]:
     if over is None:
         return ["-"] * 5
-    return [percent(v) for v in (over.mean, over.std, over.min, over.max, over.worst_decile)]
+    return [metric(name, v) for v in (over.mean, over.std, over.min, over.max, over.worst_decile)]
 
 
 def result_table(folder: Path) -> Table:
@@ -74,28 +74,30 @@ def result_table(folder: Path) -> Table:
     )
     for heading in ("", "round", "global", "clients: mean", "std", "min", "max", "worst tenth"):
         table.add_column(heading, justify="left" if not heading else "right")
-    _add_rows(table, "last round", summary.last)
+    _add_rows(table, "last round", summary.last, summary.chosen_by)
     if summary.best:
-        _add_rows(table, "best on validation", summary.best)
+        _add_rows(table, "best on validation", summary.best, summary.chosen_by)
     table.caption = _caption(summary)
     table.caption_justify = "left"
     return table
 
 
-def _add_rows(table: Table, name: str, evaluation: Evaluation) -> None:
-    table.add_row(
-        name, str(evaluation.round), percent(evaluation.global_accuracy), *_spread(evaluation.client_accuracy)
-    )
+def _add_rows(table: Table, name: str, evaluation: Evaluation, main: str) -> None:
+    overall = evaluation.scores.metrics.get(main) if evaluation.scores else None
+    table.add_row(name, str(evaluation.round), metric(main, overall), *_spread(evaluation.client.get(main), main))
     for part, over in evaluation.bench.items():
         if part == "local" or over.min < over.max:  # with one model for all, `common` is the same at every client
             table.add_row(f"  {part}", "", "", *_spread(over))
     for variant, scores in evaluation.variants.items():
-        table.add_row(f"  {variant}", "", percent(scores.metrics.get("accuracy")), *[""] * 5)
+        table.add_row(f"  {variant}", "", metric(main, scores.metrics.get(main)), *[""] * 5)
 
 
 def _caption(summary: Summary) -> str:
+    better = f" ({summary.directions[summary.chosen_by]} is better)" if summary.chosen_by in summary.directions else ""
+    named = [] if summary.chosen_by == "accuracy" else [f"All numbers are the metric {summary.chosen_by}{better}."]
     lines = [
-        f"global: {GLOBAL_WORDS[summary.global_model]} on the common test set; clients: {CLIENT_WORDS[summary.client_model]}."
+        *named,
+        f"global: {GLOBAL_WORDS[summary.global_model]} on the common test set; clients: {CLIENT_WORDS[summary.client_model]}.",
     ]
     if any("local" in e.bench for e in (summary.last, summary.best) if e):
         lines.append(

@@ -52,9 +52,9 @@ class EvaluationRequest:
     rows: Rows
 
 
-def evaluate_requests(requests: Sequence[EvaluationRequest]) -> list[dict[str, float] | None]:
+def evaluate_requests(requests: Sequence[EvaluationRequest]) -> list[Metrics | None]:
     """The metrics of each request. The grouping depends on the requests alone, never on the number of processes."""
-    metrics: list[dict[str, float] | None] = []
+    metrics: list[Metrics | None] = []
     for group, x in _batches(requests):
         first = group[0]
         outputs = first.method.predict(first.state, x)
@@ -89,7 +89,7 @@ def _joined(rows: list[Tensor]) -> Tensor:
 
 def examine(
     method: Method, node: Node, state: Tree, full: bool, alone: bool, common_scores: ByClass | None = None
-) -> Generator[EvaluationRequest, dict[str, float] | None, dict[str, Tree]]:
+) -> Generator[EvaluationRequest, Metrics | None, dict[str, Tree]]:
     """A node's report on the models it holds, with the fields of `ClientReport`: metrics only.
 
     Under peers (`alone`) the state is the node's own. `common_scores` says how the global model does on the common test set, so
@@ -99,7 +99,7 @@ def examine(
     parts = {"test": node.data.test, "valid": node.data.valid}
     report: dict[str, Tree] = {"n_test": len(node.data.test), "n_valid": len(node.data.valid)}
 
-    def measured(outputs: Tensor | None, rows: Rows) -> dict[str, float] | None:
+    def measured(outputs: Tensor | None, rows: Rows) -> Metrics | None:
         return None if outputs is None else task.measure(outputs, rows["y"])
 
     for name, rows in parts.items():

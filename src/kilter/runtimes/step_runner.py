@@ -18,6 +18,7 @@ from kilter.core import AtNodes, Fit, Method, Node, Note, Params, Post, Replies,
 from kilter.errors import Mistake
 from kilter.fast import switch
 from kilter.fast.fits import run as run_fits
+from kilter.records.types import Metrics
 from kilter.records.wire import Facts
 from kilter.runtimes.evaluation import EvaluationRequest, evaluate_requests, examine, predict_part
 from kilter.runtimes.robust import robust
@@ -189,7 +190,7 @@ def _fitted(asked: Mapping[int, Any], done: Sequence[Done]) -> dict[int, Params]
     return {k: result.params for k, result in results.items()}
 
 
-def _evaluated(asked: Mapping[int, Any], done: Sequence[Done]) -> dict[int, dict[str, float] | None]:
+def _evaluated(asked: Mapping[int, Any], done: Sequence[Done]) -> dict[int, Metrics | None]:
     """Who asked for an evaluation, and the metrics; an error in it counts for all of them."""
     requests = {k: ask for k, ask in asked.items() if isinstance(ask, EvaluationRequest)}
     try:

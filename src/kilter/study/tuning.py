@@ -157,10 +157,10 @@ def _best(
 
 
 def score(folder: Folder, job: Job) -> Score | None:
-    """The validation metric at the last round: accuracy, or the loss where there is none. None if the run did not finish."""
+    """The task's main metric on validation rows at the last round. None if the run did not finish."""
     if not folder.is_done(job):
         return None
     summary = read_summary(folder.run(job))
-    metric = "accuracy" if "accuracy" in (summary.last.valid or {}) else "loss"
+    metric = summary.chosen_by
     value = (summary.last.valid or {}).get(metric)
     return None if value is None else Score(value, metric, summary.directions.get(metric) or direction(metric))

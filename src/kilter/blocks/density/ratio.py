@@ -88,10 +88,10 @@ def fit_until_stale(
     A node without validation rows uses its training rows.
     """
     check = valid if len(valid) else rows
-    best, least, stale = w, task.evaluate(w, check)["loss"], 0
+    best, least, stale = w, task.mean_loss(w, check), 0
     for _ in range(fits):
         w = yield node.fit(loss_of(task), w, plan, rows=rows)
-        loss = task.evaluate(w, check)["loss"]
+        loss = task.mean_loss(w, check)
         if loss < least:
             best, least, stale = w, loss, 0
         elif (stale := stale + 1) >= patience:

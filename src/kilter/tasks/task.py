@@ -9,22 +9,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 
 from kilter.core import Batch, Params, Rows
 from kilter.errors import Mistake
 from kilter.fast import placement, switch
 from kilter.fast.memory_layout import channels_last, pool_before_relu
 from kilter.fast.single import Quick
-from kilter.metrics import Direction, Metric, direction, measure_each
+from kilter.metrics import CLASSIFICATION, Direction, Measured, Metric, direction, measure_each
 from kilter.params import BUFFER, count, weights
 from kilter.seeds import derive
+from kilter.tasks.losses import row_cross_entropy
 
 EVAL_BATCH = 250  # rows in one evaluation batch
-
-
-def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    return cross_entropy(outputs, y, reduction="none")
 
 
 class Task:
@@ -32,8 +28,9 @@ class Task:
 
     `module` is an nn.Module, whose weights are the initial model, or a function that creates one, with new weights for each
     seed. `loss(outputs, y)` returns one loss for each row. `metrics` maps names to `f(outputs, y) -> float` (default: the metrics
-    of a classifier). `mean` and `std` standardise the channels of images before the network. Frozen parameters
-    (`requires_grad_(False)`) are not trained.
+    of a classifier); `more` are added to the default ones. `main` is the metric that chooses the best round. `mean` and `std`
+    standardise the channels of images before the network. `units`, a mean and a deviation, turn outputs into the target's units:
+    outputs * deviation + mean. Frozen parameters (`requires_grad_(False)`) are not trained.
 
     >>> task = Task(lambda: nn.Linear(2, 3))
     >>> sorted(task.init(seed=0))
@@ -43,10 +40,15 @@ class Task:
     def __init__(
         self,
         module: nn.Module | Callable[[], nn.Module],
-        loss: Callable[[Tensor, Tensor], Tensor] = _cross_entropy,
+        loss: Callable[[Tensor, Tensor], Tensor] = row_cross_entropy,
         metrics: Mapping[str, Metric] | None = None,
         mean: tuple[float, ...] | None = None,
         std: tuple[float, ...] | None = None,
+        *,
+        more: Mapping[str, Metric] | None = None,
+        main: str = "",
+        units: tuple[float, float] | None = None,
+        kind: str = "",
     ) -> None:
         self._make = module if not isinstance(module, nn.Module) else None
         net = copy.deepcopy(module) if isinstance(module, nn.Module) else self._fresh(0)
@@ -56,6 +58,10 @@ class Task:
         self._init: dict[int, Params] = {}  # the initial model of the last seed
         self.rows_loss = loss
         self.metrics = metrics
+        self.more = dict(more or {})
+        self.main = main or ("accuracy" if metrics is None or "accuracy" in metrics else "loss")
+        self.units = units
+        self.kind = kind or ("multi-class" if metrics is None else "custom")
         # Names in the module -> names in Params. Frozen parameters count as buffers: they are never trained.
         self.names = {name: name if p.requires_grad else BUFFER + name for name, p in net.named_parameters()}
         self.names |= {name: BUFFER + name for name, _ in net.named_buffers() if name in net.state_dict()}
@@ -119,7 +125,11 @@ class Task:
             {name: params[ours] for name, ours in self.names.items()} | self._constants(x.device),
             (self.standard(x),),
         )
-        return out
+        return self.in_units(out)
+
+    def in_units(self, out: Tensor) -> Tensor:
+        """A network's outputs in the units of the target."""
+        return out if self.units is None else out * self.units[1] + self.units[0]
 
     def _network(self, training: bool) -> nn.Module:
         return (self._train_fast if switch.enabled() else self._train) if training else self._eval
@@ -137,7 +147,7 @@ class Task:
 
     def head(self, params: Params, features: Tensor) -> Tensor:
         """The outputs of the submodule `head` for these features."""
-        return self._part(self._network(False), "head", params, features)
+        return self.in_units(self._part(self._network(False), "head", params, features))
 
     def _part(self, net: nn.Module, part: str, params: Params, x: Tensor) -> Tensor:
         if not hasattr(net, part):
@@ -178,21 +188,32 @@ class Task:
         with Quick():
             return torch.cat([f(part) for part in x.split(EVAL_BATCH)])
 
-    def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
+    def measure(self, outputs: Tensor, y: Tensor) -> Measured:
         """The metrics of these outputs."""
         return self.measure_each(outputs, y, [len(y)])[0]
 
-    def measure_each(self, outputs: Tensor, y: Tensor, sizes: Sequence[int]) -> list[dict[str, float]]:
+    def measure_each(self, outputs: Tensor, y: Tensor, sizes: Sequence[int]) -> list[Measured]:
         """The metrics of several nodes. Their rows follow one another; `sizes` are their numbers of rows."""
-        return measure_each(outputs, y, sizes, self.metrics, lambda o, t: float(self.rows_loss(o, t).mean()))
+        return measure_each(outputs, y, sizes, self.metrics, self.more, lambda o, t: float(self.rows_loss(o, t).mean()))
+
+    def metric_names(self) -> frozenset[str]:
+        """The names of all metrics that `measure` returns."""
+        names = CLASSIFICATION if self.metrics is None else ("loss", *self.metrics)
+        return frozenset((*names, *self.more))
 
     def direction(self, name: str) -> Direction:
         """Which values of this metric are better."""
-        return direction(name, (self.metrics or {}).get(name))
+        return direction(name, self.more.get(name) or (self.metrics or {}).get(name))
 
-    def evaluate(self, params: Params, rows: Rows) -> dict[str, float]:
+    def evaluate(self, params: Params, rows: Rows) -> Measured:
         """The metrics of this model on these rows."""
         return self.measure(self.predict(params, rows["x"]), rows["y"])
+
+    def mean_loss(self, params: Params, rows: Rows) -> float:
+        """The mean loss of this model on these rows."""
+        loss = self.evaluate(params, rows)["loss"]
+        assert loss is not None
+        return loss
 
     def size(self) -> int:
         """The number of trained weights."""
