@@ -26,7 +26,7 @@ Batch = dict[str, Tensor]  # "x", "y" and whatever columns a step added
 Tree = Any  # nested dict/list/tuple of tensors and plain values: what may be kept, sent and checkpointed
 Loss = Callable[[Params, Batch, Tree], Tensor]
 
-Note = str | dict[str, object]  # plain values, as they travel: made by Node.note, notice, record and listened
+Note = str | dict[str, object]  # plain values, as they travel: made by Node.note, notice, record, listened and exhibit
 
 SERVER = "server"
 
@@ -126,7 +126,8 @@ class Node:
     public: Rows | None = None  # rows that the aggregator may use
     bench: Rows | None = None  # the common test set, if there is one
     fits: int = 0  # how many fits this step has requested
-    notes: list[Note] = field(default_factory=list)  # for the round's record; never data
+    notes: list[Note] = field(default_factory=list)  # for the round's record; never data, except exhibits
+    exhibits: bool = False  # whether `exhibit` records anything; never at a real site
 
     @property
     def rng(self) -> torch.Generator:
@@ -151,6 +152,14 @@ class Node:
     def listened(self, weights: Mapping[str, float]) -> None:
         """Record how much of others' models this node took, {peer: weight}; its own model has weight 1."""
         self.notes.append({"listens": dict(weights)})
+
+    def exhibit(self, name: str, values: Tensor | Mapping[str, float]) -> None:
+        """Show values in the run's report: numbers by name, one number for each training row, or pictures (n, channels, h, w).
+
+        This may show rows, so it does nothing at a real site. A simulation and an aggregator record it.
+        """
+        if self.exhibits:
+            self.notes.append({"exhibit": name, "values": values})
 
     def fit(
         self,

@@ -22,6 +22,7 @@ from kilter.records.types import (
     Evaluation,
     Metrics,
     ModelScores,
+    Partition,
     Round,
     Standing,
     Summary,
@@ -135,6 +136,8 @@ def _set_up(loop: Loop, watch: Watch | None) -> None:
     loop.at.seconds = record.seconds
     loop.records = [record]
     if loop.store:
+        if counts := loop.fed.label_counts():
+            loop.store.save_partition(Partition(counts))
         loop.store.rewind(-1)
         loop.store.append(record)
         loop.save()

@@ -103,11 +103,16 @@ def demo(
     """Compare the five methods with FedAvg, SOLO and pooled training on skewed digits. Nothing is downloaded."""
     import kilter.study
     from kilter.report.demo import EXPLANATION, demo_table
+    from kilter.report.html_report import write_report
     from kilter.study.grid import Study
 
     results = run_study(Study.read(Path(kilter.study.__file__).with_name("demo.toml")), Path(out), jobs)
     stdout.print(demo_table(results))
     stdout.print(EXPLANATION)
+    write_report([Path(out)], Path(out) / "report.html", "The five methods on skewed digits")
+    stdout.print(
+        f"\nCurves, clients and what each method does: open {Path(out) / 'report.html'} in a browser.", markup=False
+    )
     finish(results, Path(out))
 
 

@@ -141,6 +141,7 @@ class FedDisk(Method):
             a = weights_by_classifier(probability, self.rule, self.delta)
         is_ratio = self.rule in ("llr", "dre", "odds")
         node.state["weight"] = a = normalised(a, self.a_min, self.a_max) if is_ratio else normalised(a)
+        node.exhibit("sample weights", a)
         node.note(f"weights by {self.rule}: effective sample size {effective_size(a):.1f} of {len(a)}")
 
     @step

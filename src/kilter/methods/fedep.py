@@ -77,6 +77,7 @@ class FedEP(Method):
         if not alpha:
             hub.notice("no client with a valid label summary replied: the model stays as it was")
             return w
+        hub.exhibit("aggregation weight", alpha)
         return average((w_k, alpha[k]) for k, (w_k, _) in replies.items() if k in alpha)
 
     def nothing(self, w: Params, node: str) -> None:
@@ -99,6 +100,8 @@ class FedEP(Method):
                 padded = torch.zeros(mixture.most(classes, self.rho), 3, dtype=torch.float64)  # replies have one shape
                 padded[: len(theta)] = torch.from_numpy(theta)
                 node.state["summary"] |= {"theta": padded}
+            shares = masses(node.state["summary"], self.label_model)
+            node.exhibit("share of labels, by the mixture", {str(c): f for c, f in enumerate(shares)})
         return node.state["summary"]
 
     def weigh(self, hub: Node, sent: Mapping[str, Tree]) -> dict[str, float]:

@@ -80,6 +80,7 @@ class FedPDC(Method):
         assert hub.public is not None
         x, y = hub.public["x"], hub.public["y"]
         p = {i: float((self.task.predict(w, x).argmax(1) == y).double().mean()) for i, (w, _) in replies.items()}
+        hub.exhibit("score on public rows", p)
         hub.note(f"scores on {len(y)} public rows: {min(p.values()):.3f} to {max(p.values()):.3f}")
         if not any(p.values()):
             hub.notice("every model scores 0 on the public rows: averaged by numbers of rows")

@@ -72,6 +72,7 @@ class SLFed(Method):
         node.state["pictures"] = gan.sample(
             node.state["gan"], self.pictures, node.seed, node.round, node.id, "pictures"
         )
+        node.exhibit("synthetic pictures", node.state["pictures"])
 
     @step
     def train(self, node: Node, _: None) -> Generator[Fit, Params, Post]:

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from kilter.errors import Mistake
-from kilter.records.types import FORMAT, Checkpoint, ClientReport, Clients, Round, Summary
+from kilter.records.types import FORMAT, Checkpoint, ClientReport, Clients, Partition, Round, Summary
 from kilter.records.upgrade import upgrade
 
-Record = Round | Summary | Clients | Checkpoint
-R = TypeVar("R", Round, Summary, Clients, Checkpoint)
+Record = Round | Summary | Clients | Checkpoint | Partition
+R = TypeVar("R", Round, Summary, Clients, Checkpoint, Partition)
 
 
 class Unreadable(Mistake):
@@ -67,9 +67,9 @@ def read_report(values: object) -> ClientReport:
 
 def schema() -> dict[str, Any]:
     """The JSON schema of every record that a run writes."""
-    kinds = (Round, Summary, Clients)
+    kinds = (Round, Summary, Clients, Partition)
     references, definitions = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
-    files = zip(("a line of rounds.jsonl", "summary.json", "clients.json"), references, strict=True)
+    files = zip(("a line of rounds.jsonl", "summary.json", "clients.json", "partition.json"), references, strict=True)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"Records of a Kilter run, format {FORMAT}",

@@ -4,6 +4,7 @@ experiment.toml         what to run, with versions (written by the command line)
 rounds.jsonl            one `Round` a line
 clients.json            `Clients`: every client's evaluation, at the last round and at the best
 summary.json            `Summary`: the result
+partition.json          `Partition`: which rows a simulation gave its clients
 model.safetensors       the global model of the last round, with the module's own names
 checkpoint.safetensors  where to resume; nodes/ID@ROUND.safetensors: each node's state, rewritten only when it changed
 """
@@ -26,7 +27,7 @@ from kilter.errors import Mistake
 from kilter.records import checksums, wire
 from kilter.records.codec import NewerFormat, Unreadable, from_json, from_tree, to_json, to_tree
 from kilter.records.lock import hold
-from kilter.records.types import Checkpoint, Clients, Round, Summary
+from kilter.records.types import Checkpoint, Clients, Partition, Round, Summary
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -202,6 +203,10 @@ class Store:
         plain = {theirs: model[ours].contiguous() for theirs, ours in names.items() if ours in model}
         write(self.path("model.safetensors"), save(plain))
 
+    def save_partition(self, partition: Partition) -> None:
+        """Write partition.json."""
+        write(self.path("partition.json"), to_json(partition))
+
     def finish(self, summary: Summary, clients: Clients) -> None:
         """Write the result. summary.json comes last and so marks the run as finished."""
         text = to_json(summary, indent=2) + "\n"
@@ -274,3 +279,13 @@ def read_clients(folder: Path) -> Clients:
         return from_json(Clients, _verified(folder, "clients.json"))
     except (OSError, Unreadable):
         raise Mistake(f"'{folder}' is damaged: its clients.json is missing or cannot be read.") from None
+
+
+def read_partition(folder: Path) -> Partition | None:
+    """A run's partition.json, where there is one."""
+    try:
+        return from_json(Partition, (folder / "partition.json").read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, Unreadable):
+        raise Mistake(f"'{folder}' is damaged: its partition.json cannot be read.") from None

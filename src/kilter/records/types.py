@@ -115,6 +115,45 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Histogram:
+    """How values are distributed: `counts[i]` of them lie between `edges[i]` and `edges[i + 1]`."""
+
+    edges: list[float]
+    counts: list[int]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A small picture for a report: a PNG file in base64."""
+
+    png: str
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """Something a method shows in the report of a run. One of `values`, `histogram` and `pictures` is there, or the last two."""
+
+    name: str
+    node: str
+    values: dict[str, float] | None = None  # by name, usually of a node
+    histogram: Histogram | None = None  # of one number for each training row
+    pictures: list[Picture] = field(default_factory=list)
+    rows: list[str] = field(
+        default_factory=list
+    )  # the rows with the largest and the smallest number, where they are no pictures
+
+
+@dataclass(frozen=True)
+class Partition:
+    """partition.json: which rows a simulation gave its clients."""
+
+    clients: dict[str, list[int]]  # by client: rows of each class
+    classes: list[str] = field(default_factory=list)  # their names, where known
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
 class Notice:
     """The same notice over a whole run: how often, in which rounds, at which nodes."""
 
@@ -138,6 +177,7 @@ class Traffic:
     notices: list[NodeNotice] = field(default_factory=list)
     series: list[Point] = field(default_factory=list)
     listens: dict[str, dict[str, float]] = field(default_factory=dict)  # by node: how much it took of others' models
+    exhibits: list[Exhibit] = field(default_factory=list)
     bytes_up: int = 0
     bytes_down: int = 0
     bytes_by_node: dict[str, tuple[int, int]] = field(default_factory=dict)  # (up, down)

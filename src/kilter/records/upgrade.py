@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kilter.records.types import Checkpoint, Clients, Round, Summary
+from kilter.records.types import Checkpoint, Clients, Partition, Round, Summary
 
 Values = Mapping[str, Any]
 PERSONAL = "the mean over the clients' own models"  # how format 1 said that there is no global model
 NESTED = ("per_class", "confusion")
 
 
-def upgrade(kind: type[Round] | type[Summary] | type[Clients] | type[Checkpoint], old: Values) -> dict[str, Any]:
-    """A record of format 1 as one of today."""
+Kind = type[Round] | type[Summary] | type[Clients] | type[Checkpoint] | type[Partition]
+
+
+def upgrade(kind: Kind, old: Values) -> dict[str, Any]:
+    """A record of format 1 as one of today. Format 1 had no partitions."""
     return {Round: _round, Summary: _summary, Clients: _clients, Checkpoint: _checkpoint}[kind](old)
 
 

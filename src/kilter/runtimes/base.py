@@ -141,7 +141,15 @@ class Runtime(Federation):
         aggregates = self.topology.kind != "star" or name == SERVER  # now or in a later round
         public = self.public if aggregates else None
         # `spread:train` draws the same random numbers as `train`, so peers over a full graph give the star's results.
-        return Node(name, data, self.seed, round, step.step, state, peers, public, self.bench)
+        return Node(name, data, self.seed, round, step.step, state, peers, public, self.bench, exhibits=True)
+
+    def label_counts(self) -> dict[str, list[int]]:
+        """By client: its training rows of each class; empty where a client lives elsewhere or rows have no classes."""
+        labels = {name: data.train["y"] for name, data in self.clients.items() if "y" in data.train.tables}
+        if len(labels) < len(self.ids) or any(y.ndim != 1 or y.is_floating_point() for y in labels.values()):
+            return {}
+        classes = max((int(y.max()) + 1 for y in labels.values() if len(y)), default=0)
+        return {name: torch.bincount(y.long(), minlength=classes).tolist() for name, y in labels.items()}
 
     def look(self, method: Method, state: Tree) -> Tensor | None:
         """The global model's outputs on the common test set; None without a global model."""

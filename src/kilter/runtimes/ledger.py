@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kilter.core import SERVER, Node, Note
-from kilter.records.types import Failure, FailureKind, NodeNote, NodeNotice, Point, Traffic
+from kilter.records.types import Exhibit, Failure, FailureKind, NodeNote, NodeNotice, Point, Traffic
 
 LETTER_REFUSED = "a letter of another node was refused"
 NOT_FINITE = "the training loss was not a finite number"
@@ -27,6 +27,7 @@ class Ledger:
     notices: list[NodeNotice] = field(default_factory=list)
     series: list[Point] = field(default_factory=list)
     listens: dict[str, dict[str, float]] = field(default_factory=dict)
+    exhibits: list[Exhibit] = field(default_factory=list)
     exchanges: int = 0  # pools in which nodes sent something
     replies: int = 0  # accepted replies of training steps that carry something
     losses: list[tuple[float, int]] = field(default_factory=list)  # (mean loss, steps) of every fit
@@ -66,6 +67,8 @@ class Ledger:
                 self.notice(node, step, f"a value of '{name}' was not a finite number")
             case {"listens": Mapping() as weights} if all(map(_is_weight, weights.items())):
                 self.listens[node] = {str(peer): float(weight) for peer, weight in weights.items()}
+            case {"exhibit": Exhibit() as exhibit}:  # made in this program; no message can carry one
+                self.exhibits.append(exhibit)
             case _:
                 self.notice(node, step, "a note could not be read")
 
@@ -98,6 +101,7 @@ class Ledger:
             notices=self.notices,
             series=self.series,
             listens=self.listens,
+            exhibits=self.exhibits,
             bytes_up=sum(up.values()),
             bytes_down=sum(down.values()),
             bytes_by_node={k: (up.get(k, 0), down.get(k, 0)) for k in sorted(up | down)},

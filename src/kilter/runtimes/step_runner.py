@@ -170,8 +170,17 @@ def run_step(step: Step, nodes: Sequence[Node], messages: Sequence[Tree]) -> lis
         for k, answer in {**_fitted(asked, done), **_evaluated(asked, done)}.items():
             advance(k, ready[k][0], answer)
     for node, d in zip(nodes, done, strict=True):
-        d.notes = [*d.notes, *node.notes]
+        d.notes = [*d.notes, *(_plain(node, note) for note in node.notes)]
     return done
+
+
+def _plain(node: Node, note: Note) -> Note:
+    """A note as plain values, which may leave this process."""
+    if isinstance(note, dict) and "exhibit" in note:
+        from kilter.runtimes.exhibits import plain
+
+        return plain(node, note)
+    return note
 
 
 def _fitted(asked: Mapping[int, Any], done: Sequence[Done]) -> dict[int, Params]:

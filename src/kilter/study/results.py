@@ -35,7 +35,7 @@ class Run:
     seed: int
     folder: str
     accuracy: dict[str, float]  # by measure, at the last round
-    curves: dict[str, dict[int, float]]  # by measure: accuracy by round
+    curves: dict[str, dict[int, float]]  # by measure: accuracy by round; and the training loss
     spent: dict[int, int]  # bytes by round, up and down; round 0 is the set-up
     worst: float | None  # mean accuracy of the worst tenth of the clients
     bench: dict[str, Spread]  # over clients on the common test set: `local` and `common`
@@ -181,8 +181,10 @@ def read_run(job: Job, folder: Path) -> Run:
 
 
 def _curves(rounds: Sequence[Round]) -> dict[str, dict[int, float]]:
-    curves: dict[str, dict[int, float]] = {m: {} for m in MEASURES}
+    curves: dict[str, dict[int, float]] = {m: {} for m in (*MEASURES, "loss")}
     for r in rounds:
+        if r.loss is not None:
+            curves["loss"][r.round] = r.loss
         if (at := r.global_accuracy) is not None:
             curves["global"][r.round] = at
         if client := r.client_accuracy:
