@@ -42,6 +42,7 @@ DISCLOSURES = {  # what a method may send from a node: the kinds that `Method.se
     "opinions": "how much the node trusts other nodes",
     "shares": "secret shares of the model, which reveal only sums over several nodes",
     "predictions": "the model's outputs on public rows",
+    "statistics": "counts, means and deviations of columns or colour channels, and category values that several rows have",
     "rows": "the node's raw rows",
 }
 

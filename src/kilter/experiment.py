@@ -18,8 +18,9 @@ import tomli_w
 import torch
 
 import kilter
-from kilter.core import Data, Method, Rows
-from kilter.data import DATASETS, Dataset, Schema, Split, TableOptions, load, split
+from kilter.core import SERVER, Data, Method, Rows
+from kilter.data import DATASETS, Dataset, Split, TableOptions, load, split
+from kilter.data.preparation import read_schema
 from kilter.data.split import public_file
 from kilter.errors import Mistake, unknown
 from kilter.federate import CHECKPOINT_SECONDS, NothingTrained, Result, Watch, federate
@@ -28,6 +29,7 @@ from kilter.models import build as build_model
 from kilter.models import load_weights
 from kilter.options import check, check_values, fill, option, own_fields
 from kilter.plugins import is_file_spec
+from kilter.records import wire
 from kilter.records.notices import nothing_trained
 from kilter.records.run_folder import Store, write
 from kilter.runtimes.base import Runtime
@@ -63,6 +65,7 @@ class SimulationOptions(TypedDict):
     faults: Fault | None
 
 
+FILES = ("data", "weights", "public_file", "test_file", "schema", "tokenizer")  # fields that name a file
 # Creates a simulation that runs elsewhere than in processes of this machine.
 MakeSimulation = Callable[["Experiment", Mapping[str, Data], RowFacts, SimulationOptions], Simulation]
 
@@ -79,7 +82,12 @@ class Experiment:
     drop: str = option("", "Columns of your table to leave out, separated by commas.")
     test_file: str = option("", "A table with the test rows of your table.")
     test_size: float = option(0.0, "Share of your table's rows used for test; 0: one row in five.", at_least=0, below=1)
-    schema: str = option("", "A schema.toml that says how to read and prepare your table.")
+    text: str = option("", "Columns of your table that hold free text, separated by commas.")
+    tokenizer: str = option("", "A tokenizer file (Hugging Face tokenizers) for these texts; default: words.")
+    prepare: str = option("", "How to prepare your table, such as fill=median,clip=0.01,parts=yes.")
+    image_size: str = option("", "Resize your images to this many pixels: 64, or 64x48 (height x width).")
+    image_mode: Literal["", "grey", "rgb"] = option("", "Read your images as grey or rgb; default: grey if all are.")
+    schema: str = option("", "A schema.toml of your table, or the preparation.toml of a run to reuse.")
     rows: int = option(0, "Use only this many training rows, the same for every seed; 0: all.", at_least=0)
     partition: str = option("dirichlet:0.5", "A rule listed by `kilter partitions`.")
     clients: int = option(10, "Number of clients; 0 with natural partitions: as many as the data has.", at_least=0)
@@ -139,7 +147,7 @@ class Experiment:
             topology(self.topology, [str(k) for k in range(self.clients)], self.seed)
         if self.public and self.public_file:
             raise Mistake("Set either public or public_file for the aggregator's rows, not both.")
-        files: dict[str, str] = {k: getattr(self, k) for k in ("data", "weights", "public_file", "test_file", "schema")}
+        files: dict[str, str] = {k: getattr(self, k) for k in FILES}
         paths: dict[str, Any] = {
             k: str(Path(v).absolute()) for k, v in files.items() if v and v not in DATASETS and Path(v).exists()
         }
@@ -168,15 +176,29 @@ class Experiment:
 
     # Building ------------------------------------------------------------------------------------------------------
 
+    def table_options(self) -> TableOptions:
+        """How to read a user's table."""
+        drop, text = (tuple(filter(None, map(str.strip, names.split(",")))) for names in (self.drop, self.text))
+        return TableOptions(
+            self.label,
+            self.client,
+            drop,
+            self.test_file,
+            self.test_size,
+            text,
+            self.tokenizer,
+            self.prepare,
+            self.image_size,
+            self.image_mode,
+        )
+
     def dataset(self) -> Dataset:
         """The data set, with at most `rows` training rows."""
-        drop = tuple(name.strip() for name in self.drop.split(",") if name.strip())
-        options = TableOptions(self.label, self.client, drop, self.test_file, self.test_size)
-        whole = load(self.data, schema=Schema.read(self.schema) if self.schema else None, table=options)
-        if whole.schema is None and (self.schema or options != TableOptions()):
-            raise Mistake(
-                f"'{self.data}' is not a table of yours: leave out label, client, drop, test_file, test_size and schema."
-            )
+        options = self.table_options()
+        schema = read_schema(self.schema) if self.schema else None
+        whole = load(self.data, schema=schema, table=options, prepare=False)
+        if self.data in DATASETS and (self.schema or options != TableOptions()):
+            raise Mistake(f"'{self.data}' is not data of yours: leave out label, client, schema and the like.")
         if not self.rows:
             return whole
         if self.rows > len(whole.train):
@@ -236,6 +258,9 @@ class Experiment:
         }
         fed = runtime(self, split.clients, facts, options) if runtime else Simulation(split.clients, **options)
         fed.robust = self.robust
+        for node, statistics in split.statistics.items():
+            fed.opening.letter(node, SERVER, wire.size(dict(statistics)))
+            fed.opening.letter(SERVER, node, wire.size(dataset.preparation.plain() if dataset.preparation else None))
         return method, fed
 
     def _try(self, method: Method, split: Split) -> None:

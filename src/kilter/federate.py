@@ -130,6 +130,7 @@ def _set_up(loop: Loop, watch: Watch | None) -> None:
     """The method's set-up: round 0 of the record."""
     began = time.perf_counter()
     loop.fed.round = 0
+    loop.fed.ledger.include(loop.fed.opening)
     loop.state = loop.method.setup(loop.fed)
     check()
     record = _record(loop.fed, None, time.perf_counter() - began)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kilter import cli
-from kilter.data import Schema
+from kilter.data import Preparation, Schema
 
 RUN = ["--partition", "natural", "--clients", "0", "--model", "mlp:4", "--lr", "0.1", "--workers", "1", "--rounds", "1"]
 
@@ -43,7 +44,13 @@ def test_a_run_says_how_it_prepares_a_table_and_keeps_the_schema(hospitals, monk
     assert "Numbers: age (standardised" in text
     schema = Schema.read("r/schema.toml")
     assert schema.names == ("age", "sex")
-    assert schema.columns[0].count == 48
+    preparation = Preparation.load("r")
+    assert preparation.schema == schema
+    assert preparation.columns[0].count == 44  # of 60 rows, 12 are test rows and 4 are for validation
+    first = json.loads(Path("r/rounds.jsonl").read_text().splitlines()[0])
+    assert first["round"] == 0
+    assert first["bytes_up"] > 0  # the statistics
+    assert first["bytes_down"] > 0  # the preparation
 
 
 def test_a_study_reads_tables_with_the_same_options(hospitals, monkeypatch, capsys):
@@ -87,4 +94,4 @@ def test_mistakes_end_with_one_sentence_and_no_folder(words, message, hospitals,
 def test_options_of_tables_are_refused_for_other_data(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert kilter(monkeypatch, "run", "--data", "digits", "--label", "y", "--out", "r") == 2
-    assert "'digits' is not a table of yours" in capsys.readouterr().err
+    assert "'digits' is not data of yours" in capsys.readouterr().err

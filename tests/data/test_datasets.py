@@ -131,7 +131,7 @@ def test_csv_and_folders(tmp_path):
     assert data.classes == ("fit", "sick")
     assert data.group_names == ("a", "b")
     assert data.schema.names == ("age", "bmi")
-    age, bmi = data.schema.columns
+    age, bmi = data.preparation.columns
     assert (data.x[3] * torch.tensor([age.std, bmi.std]) + torch.tensor([age.mean, bmi.mean])).tolist() == [23, 1.5]
     assert data.y[:2].tolist() == [1, 0]
     assert torch.equal(load(tmp_path).x, data.x)

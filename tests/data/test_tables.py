@@ -8,15 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
 from kilter.data import Schema, TableOptions, load
 from kilter.data.holdout import hold_out_share
-from kilter.data.preparation import describe_column, describe_rows, prepare
 from kilter.data.schema import Column, merge
-from kilter.data.tables import Parsed
 from kilter.errors import Mistake
 
 
@@ -42,7 +40,7 @@ def test_words_gaps_dates_and_another_label(tmp_path):
     data = load(table(tmp_path / "p.csv", rows()), table=OUTCOME)
     assert data.classes == ("1", "2")
     assert [(c.name, c.kind) for c in data.schema.columns] == [("age", "number"), ("sex", "category"), ("seen", "date")]
-    assert data.schema.columns[1].values == ("f", "m")
+    assert data.preparation.columns[1].values == ("f", "m")
     assert data.x.shape == (20, 1 + 3 + 1)
     assert data.x[3, 0] == 0  # a gap is the mean
     assert data.x[:6, 1:4].tolist() == [[1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 0, 0]]
@@ -59,7 +57,7 @@ def test_separators_decimal_commas_and_bom_change_nothing(tmp_path, separator, p
     plain = load(table(tmp_path / "plain.csv", rows()), table=OUTCOME)
     other = load(table(tmp_path / "Köln é.csv", rows(separator=separator, point=point), encoding), table=OUTCOME)
     assert torch.equal(plain.x, other.x)
-    assert plain.schema == other.schema
+    assert plain.preparation == other.preparation
 
 
 def test_parquet_is_read_like_csv(tmp_path):
@@ -107,7 +105,7 @@ def test_test_rows_do_not_change_the_preparation(tmp_path):
     path = table(tmp_path / "p.csv", rows())
     first = load(path, table=TableOptions(label="outcome", test_file=str(table(tmp_path / "q.csv", rows(4)))))
     second = load(path, table=TableOptions(label="outcome", test_file=str(table(tmp_path / "r.csv", rows(19)))))
-    assert first.schema == second.schema
+    assert first.preparation == second.preparation
 
 
 MANY = "a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(150))
@@ -170,6 +168,7 @@ def test_a_reordered_table_gives_the_same_rows_under_a_schema(tmp_path):
     lines = [line.split(",") for line in rows().splitlines()]
     turned = table(tmp_path / "q.csv", "\n".join(",".join(line[::-1]) for line in lines))
     assert torch.equal(load(turned, schema=data.schema).x, data.x)
+    assert torch.equal(load(turned, schema=data.preparation).x, data.x)
 
 
 MISMATCHES = {
@@ -182,7 +181,7 @@ MISMATCHES = {
 
 @pytest.mark.parametrize("case", MISMATCHES)
 def test_what_does_not_fit_a_schema_is_named(case, tmp_path):
-    schema = Schema((Column("age", "number"), Column("sex", "category", ("f", "m"))), "label", ("a", "b"))
+    schema = Schema((Column("age", "number"), Column("sex", "category")), "label", ("a", "b"))
     text, message = MISMATCHES[case]
     with pytest.raises(Mistake, match=message):
         load(table(tmp_path / "t.csv", text), schema=schema)
@@ -196,7 +195,7 @@ def test_what_does_not_fit_a_schema_is_named(case, tmp_path):
         'target = "y"\nclasses = ["a"]',
         'target = "y"\nclasses = ["a"]\n[[columns]]\nname = "b"\nkind = "blob"',
         'target = "y"\nclasses = ["a"]\n[[columns]]\nname = "y"\nkind = "number"',
-        'target = "y"\nclasses = ["a"]\n[[columns]]\nname = "b"\nkind = "number"\nmean = nan',
+        'target = "y"\nclasses = ["a"]\n[[columns]]\nname = "b"\nkind = "number"\nclip = nan',
     ],
 )
 def test_bad_schema_files(text, tmp_path):
@@ -205,35 +204,25 @@ def test_bad_schema_files(text, tmp_path):
         Schema.read(tmp_path / "schema.toml")
 
 
-numbers = st.floats(-1e6, 1e6, width=32) | st.just(float("nan"))
-
-
-@settings(deadline=None)
-@given(st.lists(st.lists(numbers, min_size=1, max_size=20), min_size=1, max_size=5))
-def test_law_merged_moments_are_pooled_moments(parts):
-    whole = Parsed("number", np.concatenate([np.array(part) for part in parts]))
-    ends = np.cumsum([len(part) for part in parts])
-    index = [np.arange(end - len(part), end) for part, end in zip(parts, ends, strict=True)]
-    federated = merge([describe_rows({"a": whole}, "y", ("0",), rows) for rows in index]).columns[0]
-    pooled = describe_column("a", whole, np.arange(ends[-1]))
-    scale = max(1.0, abs(pooled.mean), pooled.std)
-    assert federated.count == pooled.count
-    assert federated.mean == pytest.approx(pooled.mean, abs=1e-9 * scale)
-    assert federated.std == pytest.approx(pooled.std, abs=1e-6 * scale)
-
-
-def test_rare_values_stay_at_home_and_count_as_other():
-    column = Parsed("category", np.array(["a"] * 5 + ["b"] * 4 + [""]))
-    described = describe_column("c", column, np.arange(10))
-    assert described.values == ("a",)
-    x = prepare({"c": column}, Schema((described,), "y", ("0",)))
-    assert x[[0, 5, 9]].tolist() == [[1, 0], [0, 1], [0, 0]]
-
-
 def test_a_column_that_is_empty_at_one_site_fits_any_kind():
-    empty, words = Column("c", "empty"), Column("c", "category", ("u",), 7)
+    empty, words = Column("c", "empty"), Column("c", "category")
     merged = merge([Schema((empty,), "y", ("10",)), Schema((words,), "y", ("9",))])
     assert merged == Schema((words,), "y", ("9", "10"))
+
+
+def test_files_with_different_types_of_one_column_are_joined(tmp_path):
+    table(tmp_path / "h" / "a.csv", "a,b,c,label\n" + "".join(f"{i},,2024-01-0{i},{i % 2}\n" for i in range(1, 8)))
+    table(tmp_path / "h" / "b.csv", "a,b,c,label\n" + "".join(f"{i}.5,{i},0{i}.01.2024,{i % 2}\n" for i in range(1, 8)))
+    data = load(tmp_path / "h")
+    assert [c.kind for c in data.schema.columns] == ["number", "number", "category"]
+
+
+def test_line_breaks_inside_of_quotes(tmp_path):
+    text = "note,a,label\n" + "".join(f'"x\ny{i % 3}",{i},{i % 2}\n' for i in range(40))
+    data = load(table(tmp_path / "t.csv", text))
+    assert len(data.y) == 40
+    with pytest.raises(Mistake, match="line 84, has 2 cells"):
+        load(table(tmp_path / "t.csv", text + "\n\n1,2\n"))
 
 
 @given(st.integers(4, 200), st.floats(0.2, 0.8))

@@ -22,9 +22,10 @@ from kilter.engines.site_endpoint import answer_letter
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
 from kilter.net import server_run
+from kilter.net.data_description import DataDescription
 from kilter.net.frames import pack_letter, unpack_letter
 from kilter.net.messages import Order
-from kilter.net.terms import Terms, describe
+from kilter.net.terms import Terms
 from kilter.records import wire
 from kilter.runtimes.step_names import StepName
 from kilter.topology import topology
@@ -129,7 +130,7 @@ def test_an_order_whose_letters_nobody_vouches_for_is_refused(place: Callable[..
     run, experiment = "0" * 32, Experiment.of(here.experiment)
     order = Order(run, "1" * 32, 1, 1, 1, StepName.spread("train"))
     graph = topology("full", here.sites, 0)
-    terms = Terms.write(run, "1" * 32, experiment, describe(site.dataset), graph, "a")
+    terms = Terms.write(run, "1" * 32, experiment, DataDescription.of(site.dataset), graph, "a")
     head, _ = unpack_letter(answer_letter(site, pack_letter({**order.head(), "terms": terms.head()})))
     assert head["kind"] == "refusal"
     assert "vouches" in head["why"]

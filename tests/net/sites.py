@@ -9,10 +9,11 @@ from typing import Any
 from kilter import data as kdata
 from kilter.core import Tree
 from kilter.experiment import Experiment
+from kilter.net.data_description import DataDescription
 from kilter.net.messages import Order, Reply, StateMark
 from kilter.net.policy import SitePolicy
 from kilter.net.site import Site
-from kilter.net.terms import Terms, describe
+from kilter.net.terms import Terms
 from kilter.records import wire
 from kilter.runtimes.step_names import StepName
 from kilter.topology import topology
@@ -32,7 +33,7 @@ def make_site(folder: Path, policy: SitePolicy = AUTOMATIC, name: str = "a", row
 def make_terms(site: Site, graph: str = "star", run: str = RUN, **experiment: Any) -> Terms:
     given = {"method": "fedavg", "model": "mlp:8", "rounds": 3, "seed": 3, "valid": 0.2, **experiment}
     spec = Experiment.of({**given, "local": {"lr": 0.1, "batch": 16, **given.get("local", {})}})
-    return Terms.write(run, SESSION, spec, describe(site.dataset), topology(graph, IDS, 0), site.name)
+    return Terms.write(run, SESSION, spec, DataDescription.of(site.dataset), topology(graph, IDS, 0), site.name)
 
 
 def order(step: str, round: int = 1, seq: int = 1, **more: Any) -> Order:

@@ -31,7 +31,7 @@ from kilter.runtimes.step_names import EVALUATE, StepName
 
 RUN, SESSION = "0" * 32, "1" * 32
 MARK = StateMark("ab" * 16, 3)
-DATA = DataDescription((1, 8, 8), ("x", "y"), (0.5,), (0.1,))
+DATA = DataDescription((3, 8, 8), ("x", "y"), True)
 CARD = Card("public", "cert", "signature")
 MESSAGES: list[Any] = [
     Hello("a", DATA, 100, "ab" * 16, CARD),

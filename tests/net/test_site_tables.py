@@ -1,21 +1,28 @@
-"""Sites with tables: columns are matched by name, and what does not fit is named at the site and at the server."""
+"""Sites with tables: columns are matched by name, statistics leave only after approval, and what does not fit is named."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from place import Place
+from sites import AUTOMATIC, ask, make_terms, order
 
 from kilter import data as kdata
-from kilter.data import Schema
+from kilter.data import Preparation, Schema
+from kilter.data.preparation import ImagePreparation, fit
 from kilter.errors import Mistake
+from kilter.net.approvals import NotApproved
+from kilter.net.audit import verify
 from kilter.net.data_description import DataDescription
+from kilter.net.policy import PolicyViolation, SitePolicy
 from kilter.net.site import Site
-from kilter.net.terms import agree_on_data, describe, describe_own, difference
+from kilter.net.terms import Terms, agree_on_data, difference
 from kilter.records.wire import Malformed
 
 NAMES = ("age", "sex", "label")
@@ -30,30 +37,105 @@ def write_table(path: Path, names: tuple[str, ...] = NAMES, shift: int = 0, coun
     return path
 
 
-def test_sites_agree_on_pooled_moments_whatever_the_order_of_columns(tmp_path: Path) -> None:
+def table_site(path: Path, policy: SitePolicy = AUTOMATIC) -> Site:
+    dataset = kdata.load(path, prepare=False)
+    return Site(path.stem, dataset, path.parent / f"state-{path.stem}", policy, data_path=str(path))
+
+
+def test_sites_agree_on_columns_whatever_their_order(tmp_path: Path) -> None:
     paths = [write_table(tmp_path / "a.csv"), write_table(tmp_path / "b.csv", NAMES[::-1], shift=100)]
-    own = {path.stem: describe_own(kdata.load(path)) for path in paths}
-    agreed, different = agree_on_data(own)
+    agreed, different = agree_on_data({path.stem: DataDescription.of(kdata.load(path)) for path in paths})
     assert different == []
-    (tmp_path / "both").mkdir()
-    write_table(tmp_path / "both" / "a.csv")
-    write_table(tmp_path / "both" / "b.csv", shift=100)
-    pooled = kdata.load(tmp_path / "both").schema
     assert agreed.schema is not None
-    assert pooled is not None
     assert [c.name for c in agreed.schema.columns] == ["age", "sex"]
-    assert agreed.schema.columns[0].count == pooled.columns[0].count == 64
-    assert agreed.schema.columns[0].mean == pytest.approx(70, abs=2)
-    assert agreed.schema.columns[0].std == pytest.approx(pooled.columns[0].std, rel=0.05)
+
+
+def test_a_hello_names_columns_and_kinds_and_no_statistic(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "a.csv", shift=4711)
+    site = table_site(path)
+    described = json.dumps(site.hello().head()["data"])
+    assert json.loads(described) == {
+        "shape": [2],
+        "classes": ["no", "yes"],
+        "normalised": False,
+        "schema": {
+            "target": "label",
+            "classes": ["no", "yes"],
+            "columns": [{"name": "age", "kind": "number"}, {"name": "sex", "kind": "category"}],
+        },
+    }
+    site.close()
+
+
+def test_statistics_leave_after_approval_only_and_are_in_the_audit_log(tmp_path: Path) -> None:
+    site = table_site(write_table(tmp_path / "a.csv"), SitePolicy())  # a person approves
+    terms = make_terms(site)
+    with pytest.raises(NotApproved):
+        site.agree(terms)
+    assert [entry.event for entry in verify(site.audit.path)] == []
+    site.approvals.add(terms.digest, "test")
+    site.agree(terms)
+    _, statistics = ask(site, order(":summarise", round=0))
+    assert statistics["columns"]["sex"]["values"] == {"f": 11, "m": 15}
+    last = list(verify(site.audit.path))[-1]
+    assert (last.event, last.kinds, last.approval) == ("reply", "statistics", terms.digest)
+    site.close()
+
+
+def test_a_policy_can_forbid_statistics(tmp_path: Path) -> None:
+    site = table_site(write_table(tmp_path / "a.csv"), replace(AUTOMATIC, sends=AUTOMATIC.sends - {"statistics"}))
+    with pytest.raises(PolicyViolation, match="means and deviations"):
+        site.agree(make_terms(site))
+    with pytest.raises(PolicyViolation, match="does not allow statistics"):
+        site.statistics()
+    site.close()
+
+
+def test_statistics_of_few_rows_do_not_leave(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("age,rare,label\n" + "".join(f"{i},{'77' if i == 3 else ''},{i % 2}\n" for i in range(40)))
+    site = table_site(path)
+    site.agree(make_terms(site))
+    assert site.statistics()["columns"]["rare"] == {"count": 0}  # type: ignore[index]
+    site.close()
+
+
+def test_orders_come_after_the_preparation_and_statistics_before_it(tmp_path: Path) -> None:
+    site = table_site(write_table(tmp_path / "a.csv"))
+    terms = make_terms(site)
+    site.agree(terms)
+    reply, _ = ask(site, order("train"))
+    assert "not prepared yet" in reply.error
+    _, statistics = ask(site, order(":summarise", round=0))
+    schema = terms.description.schema
+    assert schema is not None
+    preparation = fit(schema, [statistics])
+    site.agree(Terms.parse(replace(terms, preparation=preparation).head()))
+    assert site.data.train["x"].shape[1:] == preparation.shape
+    reply, _ = ask(site, order(":summarise", round=0, seq=2))
+    assert "has them already" in reply.error
+    with pytest.raises(Mistake, match="changed the preparation"):
+        site.agree(terms)
+    site.close()
+
+
+def test_a_preparation_for_other_columns_is_refused(tmp_path: Path) -> None:
+    site = table_site(write_table(tmp_path / "a.csv"))
+    terms = make_terms(site)
+    other = kdata.load(write_table(tmp_path / "b.csv", ("age", "label"))).preparation
+    for preparation in (other, ImagePreparation((0.5,), (0.1,))):
+        with pytest.raises(Malformed, match="other columns or channels"):
+            site.agree(replace(terms, preparation=preparation))
+    site.close()
 
 
 def test_a_site_with_reordered_columns_prepares_the_same_rows(tmp_path: Path) -> None:
-    plain, turned = write_table(tmp_path / "a.csv"), write_table(tmp_path / "b.csv", NAMES[::-1])
-    agreed = describe(kdata.load(write_table(tmp_path / "server.csv", shift=7)))
+    server = kdata.load(write_table(tmp_path / "server.csv", shift=7))
     rows = []
-    for path in (plain, turned):
-        site = Site(path.stem, kdata.load(path), tmp_path / f"state-{path.stem}", data_path=str(path))
-        site._match_table(agreed)
+    for path in (write_table(tmp_path / "a.csv"), write_table(tmp_path / "b.csv", NAMES[::-1])):
+        site = table_site(path)
+        terms = replace(make_terms(site), description=DataDescription.of(server), preparation=server.preparation)
+        site.consider(terms)
         rows.append(site.dataset.x)
         site.close()
     assert torch.equal(rows[0], rows[1])
@@ -65,38 +147,34 @@ def test_a_site_with_reordered_columns_prepares_the_same_rows(tmp_path: Path) ->
     [(("age", "label"), "column 'sex' is missing"), ((*NAMES, "ward"), "column 'ward' is not expected")],
 )
 def test_other_columns_are_named(names: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    usual, other = (kdata.load(write_table(tmp_path / f"{k}.csv", n)) for k, n in enumerate((NAMES, names)))
-    assert message in difference(describe_own(usual), describe_own(other))
-    site = Site("s", other, tmp_path / "state", data_path=str(tmp_path / "1.csv"))
+    usual = DataDescription.of(kdata.load(write_table(tmp_path / "0.csv")))
+    site = table_site(write_table(tmp_path / "1.csv", names))
+    assert message in difference(usual, DataDescription.of(site.dataset))
     with pytest.raises(Mistake, match=message):
-        site._match_table(describe(usual))
+        site._match_table(usual)
     site.close()
 
 
 def test_a_table_needs_terms_with_columns(tmp_path: Path) -> None:
-    table = kdata.load(write_table(tmp_path / "a.csv"))
-    site = Site("s", table, tmp_path / "state", data_path=str(tmp_path / "a.csv"))
+    site = table_site(write_table(tmp_path / "a.csv"))
+    described = DataDescription.of(site.dataset)
     with pytest.raises(Mistake, match="the terms name no columns"):
-        site._match_table(replace(describe(table), schema=None))
+        site._match_table(replace(described, schema=None))
     site.dataset = kdata.load("digits")
     with pytest.raises(Mistake, match="this site has arrays"):
-        site._match_table(describe(table))
+        site._match_table(described)
     site.close()
 
 
-def test_means_of_few_values_do_not_leave_a_site(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("age,rare,label\n" + "".join(f"{i},{'77' if i == 3 else ''},{i % 2}\n" for i in range(40)))
-    assert "77" not in str(describe_own(kdata.load(path)).schema)
-
-
 def test_a_description_survives_the_wire_and_a_wrong_one_is_refused(tmp_path: Path) -> None:
-    description = describe(kdata.load(write_table(tmp_path / "a.csv")))
+    description = DataDescription.of(kdata.load(write_table(tmp_path / "a.csv")))
     assert DataDescription.parse(description.plain()) == description
     with pytest.raises(Malformed, match="another shape"):
         DataDescription.parse({**description.plain(), "shape": [3]})
     with pytest.raises(Malformed, match="impossible schema"):
         DataDescription.parse({**description.plain(), "schema": {"target": "label"}})
+    with pytest.raises(Malformed, match="normalised"):
+        DataDescription.parse({**description.plain(), "normalised": True})
 
 
 def test_a_run_with_tables_leaves_out_the_site_that_does_not_fit(place: Callable[..., Place]) -> None:
@@ -111,4 +189,9 @@ def test_a_run_with_tables_leaves_out_the_site_that_does_not_fit(place: Callable
     here.join("b", "--data", "b.csv")
     server.wait()
     assert here.rounds()[-1]["participants"] == ["a", "b"]
+    assert here.rounds()[0]["bytes_up"] > 0  # the statistics
     assert Schema.read(here.folder / "run" / "schema.toml").names == ("age", "sex")
+    age = Preparation.load(here.folder / "run").columns[0]
+    assert age.count == 2 * 26
+    assert age.mean == pytest.approx(70, abs=3)
+    assert age.std == pytest.approx(np.std([*range(40), *range(100, 140)]), rel=0.1)

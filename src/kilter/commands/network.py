@@ -22,7 +22,7 @@ from kilter.net import LARGEST
 
 if TYPE_CHECKING:
     from kilter.core import Rows
-    from kilter.data import Schema
+    from kilter.data import Preparation, Schema
     from kilter.experiment import Experiment
     from kilter.net.policy import SitePolicy
     from kilter.net.tls import Identity
@@ -165,6 +165,8 @@ def join(
     label: Annotated[str, typer.Option(help="Column of the labels in my table; default: label or y.")] = "",
     drop: Annotated[str, typer.Option(help="Columns of my table to leave out, separated by commas.")] = "",
     test_file: Annotated[str, typer.Option(help="A table with my test rows.", show_default=False)] = "",
+    text: Annotated[str, typer.Option(help="Columns of free text in my table, separated by commas.")] = "",
+    tokenizer: Annotated[str, typer.Option(help="A tokenizer file for these texts.", show_default=False)] = "",
     trust: Annotated[list[str] | None, typer.Option(help="A file of my own, file.py:Name, that may run.")] = None,
     weights: Annotated[str, typer.Option(help="This site's copy of the pre-trained weights.", show_default=False)] = "",
     give_up: Annotated[float, typer.Option(help="Stop retrying after this many seconds without the server.")] = 86400.0,
@@ -188,8 +190,10 @@ def join(
     allowed = site_policy(policy, allow_methods, allow_steps, trust, weights)
     me = _site_name(identity, name)
     ask = ask_at_terminal if sys.stdin.isatty() else None
-    table = kdata.TableOptions(label, drop=tuple(tls.words(drop)), test_file=test_file)
-    dataset = kdata.load(data, table=table)
+    table = kdata.TableOptions(
+        label, drop=tuple(tls.words(drop)), test_file=test_file, text=tuple(tls.words(text)), tokenizer=tokenizer
+    )
+    dataset = kdata.load(data, table=table, prepare=False)
     site = Site(me, dataset, state_dir, allowed, data, identity, largest, ask, server_name, table)
     limit_memory(allowed.memory_mb)
     for digest in approve or ():
@@ -253,9 +257,11 @@ def peer(
             run.run(fed, out, metrics)
 
 
-def _read_peers(path: Path, me: str) -> tuple[Experiment, dict[str, str], list[str] | None, Schema | None]:
+def _read_peers(
+    path: Path, me: str
+) -> tuple[Experiment, dict[str, str], list[str] | None, Schema | Preparation | None]:
     """The experiment, everyone's address, and the class names and the schema if the file names them."""
-    from kilter.data import Schema
+    from kilter.data.preparation import read_schema
     from kilter.experiment import Experiment, read_toml
 
     listed = read_toml(path)
@@ -267,7 +273,7 @@ def _read_peers(path: Path, me: str) -> tuple[Experiment, dict[str, str], list[s
     experiment = Experiment.read(path.parent / str(listed.get("experiment", "experiment.toml")))
     if experiment.patience:
         raise Mistake("Peers cannot stop early together, as nobody sees everyone's score: set patience = 0.")
-    schema = Schema.read(path.parent / str(listed["schema"])) if "schema" in listed else None
+    schema = read_schema(path.parent / str(listed["schema"])) if "schema" in listed else None
     return experiment, addresses, classes if isinstance(classes, list) else None, schema
 
 

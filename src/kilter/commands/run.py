@@ -67,14 +67,18 @@ def run(
 
 
 def _show_table(dataset: Dataset, folder: Path) -> None:
-    """Say how a table is prepared, and write its schema into the run folder."""
+    """Say how a table is prepared, and write its schema and preparation into the run folder."""
+    from kilter.data.preparation import FILE as PREPARATION_FILE
     from kilter.data.preparation import explain
     from kilter.records.run_folder import write
 
-    if dataset.schema is None:
+    for note in dataset.notes:
+        stdout.print(note, markup=False, soft_wrap=True)
+    if dataset.schema is None or dataset.preparation is None:
         return
     write(folder / "schema.toml", dataset.schema.text())
-    for line in explain(dataset.schema, dataset.client_source):
+    write(folder / PREPARATION_FILE, dataset.preparation.text())
+    for line in explain(dataset.preparation, dataset.client_source):
         stdout.print(line, markup=False, soft_wrap=True)
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -14,11 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kilter.core import as_float
-from kilter.data import hub
-from kilter.data.files import AnyArray, Arrays, is_table, read, read_npz, write_npz
+from kilter.data.catalog import SOURCES, find
+from kilter.data.columns import Columns
+from kilter.data.files import AnyArray, Arrays, is_table, read
 from kilter.data.holdout import hold_out
-from kilter.data.preparation import load_table
+from kilter.data.images import ImageFile, ImageOptions, find_images, is_image_folder, load_images
+from kilter.data.own_table import OwnTable, divide_table, image_column, listed_images, open_table
+from kilter.data.preparation import Preparation, fit_whole
 from kilter.data.schema import Schema
+from kilter.data.statistics import summarise
 from kilter.data.tables import SUFFIXES, TableOptions
 from kilter.errors import Mistake, unknown
 
@@ -39,9 +42,24 @@ class Dataset:
     group_names: tuple[str, ...] = ()
     mean: tuple[float, ...] | None = None  # per channel, of the training rows, colour images only
     std: tuple[float, ...] | None = None
-    schema: Schema | None = None  # of a table: what `x` was prepared with
-    own_schema: Schema | None = None  # of a table: what its own rows say, before schemas of sites are merged
-    client_source: str = ""  # where the clients of a table come from: a column or files
+    schema: Schema | None = None  # of a user's table
+    raw: Columns | None = None  # of a user's table: its columns before preparation
+    preparation: Preparation | None = None  # of a user's table: what `x` was made with; None: `x` is only a placeholder
+    notes: tuple[str, ...] = ()  # what was decided or skipped while reading, for the first lines of a run
+    client_source: str = ""  # where the clients come from: a column, files or folders; empty: the data name none
+
+    def prepared(self, preparation: Preparation) -> Dataset:
+        """The same rows of a table, prepared like this."""
+        assert self.raw is not None
+        return replace(self, x=torch.from_numpy(preparation.apply(self.raw)), preparation=preparation)
+
+    def statistics(self, rows: NDArray[np.int64], minimum: int = 1) -> dict[str, object]:
+        """What a client says about its training rows: all that leaves it before the first step of a method."""
+        if self.raw is not None and self.schema is not None:
+            columns = summarise(self.raw, self.schema, rows, minimum)
+            return {"columns": {name: column.plain() for name, column in columns.items()}}
+        mean, std = moments(self.x, rows)
+        return {"count": len(rows), "mean": list(mean), "std": list(std)}
 
 
 def load(
@@ -49,22 +67,34 @@ def load(
     cache: Path | None = None,
     *,
     classes: Sequence[str] | None = None,
-    schema: Schema | None = None,
+    schema: Schema | Preparation | None = None,
     table: TableOptions | None = None,
+    prepare: bool = True,
 ) -> Dataset:
     """Load a data set by name (see DATASETS), or your own by path (.csv, .tsv, .parquet, .npz or a folder).
 
     Named data sets are looked up in the folder $KILTER_DATA, in the cache ($KILTER_CACHE or ~/.cache/kilter), and on the hub.
     `classes` lists the classes of your own data in order. Sites that hold only some classes must agree on the list.
-    `table` says how to read a table. With `schema`, its columns are matched by name and prepared as the schema says.
+    `table` says how to read a table or images. With `schema`, the columns of a table are matched by name. A fitted preparation
+    in its place is applied as it is; otherwise it is fitted on the training rows, or, with `prepare=False`, left to whoever
+    divides the rows among clients.
     """
     text = str(name)
     if text in SOURCES:
         source = SOURCES[text]
         return assemble(text, source.prepare(source.make() if source.make else find(text, source, cache)))
     path = Path(text).expanduser()
+    listed = None if classes is None else tuple(classes)
+    options = table or TableOptions()
     if is_table(path):
-        return from_table(path, table or TableOptions(), schema, None if classes is None else tuple(classes))
+        rows, whole = open_table(path, options)
+        if column := image_column(rows):
+            return from_images(path.stem, listed_images(rows, whole, column, options), options, listed)
+        wanted = schema.schema if isinstance(schema, Preparation) else schema
+        own = divide_table(rows, whole, options, wanted, listed)
+        return from_table(path.stem, own, schema if isinstance(schema, Preparation) else None, prepare)
+    if is_image_folder(path):
+        return from_images(path.stem, find_images(path), options, listed)
     if path.suffix in (".npz", *SUFFIXES) or path.exists() or os.sep in text:
         arrays = read(path)
         if classes is not None:
@@ -73,21 +103,46 @@ def load(
     raise unknown("data set", text, SOURCES)
 
 
-def from_table(path: Path, options: TableOptions, schema: Schema | None, classes: tuple[str, ...] | None) -> Dataset:
-    """A Dataset from a table, prepared for training."""
-    table = load_table(path, options, schema, classes)
-    return Dataset(
-        name=path.stem,
-        x=torch.from_numpy(table.x),
+def from_table(name: str, table: OwnTable, preparation: Preparation | None, prepare: bool) -> Dataset:
+    """A Dataset from a table."""
+    whole = Dataset(
+        name=name,
+        x=torch.zeros(1).expand(len(table.y), len(table.schema.columns)),  # takes no memory
         y=torch.from_numpy(table.y),
         train=torch.from_numpy(table.train),
         test=torch.from_numpy(table.test),
-        classes=table.schema.classes if classes is None else classes,
+        classes=table.schema.classes,
         groups=None if table.groups is None else torch.from_numpy(table.groups),
         group_names=table.group_names,
         schema=table.schema,
-        own_schema=table.own,
+        raw=table.raw,
         client_source=table.client,
+    )
+    if preparation is None and prepare:
+        preparation = fit_whole(table.raw, table.schema, table.train)
+    return whole if preparation is None else whole.prepared(preparation)
+
+
+def from_images(name: str, files: list[ImageFile], options: TableOptions, classes: tuple[str, ...] | None) -> Dataset:
+    """A Dataset from images: in memory if they are small, else memory-mapped."""
+    decoded = load_images(name, files, ImageOptions(options.image_size, options.image_mode, options.test_size), classes)
+    x = torch.from_numpy(decoded.x)
+    if x.dtype == torch.uint8 and 4 * x.numel() <= FLOATS:
+        x = x.float().div_(255)
+    mean, std = moments(x, decoded.train) if x.shape[1] == 3 else (None, None)
+    return Dataset(
+        name=name,
+        x=x,
+        y=torch.from_numpy(decoded.y),
+        train=torch.from_numpy(decoded.train),
+        test=torch.from_numpy(decoded.test),
+        classes=decoded.classes,
+        groups=None if decoded.groups is None else torch.from_numpy(decoded.groups),
+        group_names=decoded.group_names,
+        mean=mean,
+        std=std,
+        client_source="folders" if decoded.groups is not None else "",
+        notes=decoded.notes,
     )
 
 
@@ -240,160 +295,3 @@ def moments(x: Tensor, train: NDArray[np.int64]) -> tuple[tuple[float, ...], tup
     mean = total / (len(train) * x[0, 0].numel())
     std = (square / (len(train) * x[0, 0].numel()) - mean**2).clamp_min(1e-12).sqrt()
     return tuple(mean.tolist()), tuple(std.tolist())
-
-
-# Named data sets ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a named data set comes from."""
-
-    about: str
-    files: tuple[str, ...] = ()  # tried in this order in each folder
-    page: hub.Page | None = None
-    make: Callable[[], Arrays] | None = None  # for data that comes with a library
-    prepare: Callable[[Arrays], Arrays] = lambda arrays: arrays
-    group: str = "group"  # arrays {group}_train, {group}_test
-    group_names: str = "group_names"
-
-
-def find(name: str, source: Source, cache: Path | None) -> Arrays:
-    """The arrays of a named data set, from the first folder that has it, or from the hub."""
-    data = os.environ.get("KILTER_DATA")
-    if data and not Path(data).is_dir():
-        raise Mistake(f"KILTER_DATA names '{data}', which is not a folder: set it to the folder of the .npz files.")
-    store = cache or Path(os.environ.get("KILTER_CACHE") or Path.home() / ".cache" / "kilter")
-    keys = {key: key for part in ("train", "test") for key in (f"x_{part}", f"y_{part}")}
-    keys |= {f"{source.group}_{part}": f"group_{part}" for part in ("train", "test")}
-    keys |= {source.group_names: "group_names", "classes": "classes", "features": "features"}
-    for folder in [Path(data), store] if data else [store]:
-        for file in source.files:
-            if (folder / file).is_file():
-                return {keys[key]: array for key, array in read_npz(folder / file, keys).items()}
-    ways = f"put {source.files[0]} into a folder and set KILTER_DATA to that folder, or put it into the cache {store}"
-    if source.page is None:
-        raise Mistake(f"Data set '{name}' was not found: {ways} (it is not on the Hugging Face hub).")
-    try:
-        arrays = hub.fetch(source.page)
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise Mistake(
-            f"Data set '{name}' was not found: {ways}, or go online with `pip install 'kilter[hub]'` to fetch it from "
-            f"the Hugging Face hub (its error: {reason})."
-        ) from error
-    if "x" in arrays:
-        arrays = divide(arrays)
-    unnamed = {
-        "group_train": f"{source.group}_train",
-        "group_test": f"{source.group}_test",
-        "group_names": source.group_names,
-    }
-    write_npz(store / source.files[0], {unnamed.get(key, key): array for key, array in arrays.items()})
-    return arrays
-
-
-def divide(arrays: Arrays) -> Arrays:
-    """Divide x, y and group into training and test parts. A tenth of each group is for test."""
-    names, groups = np.unique(arrays["group"], return_inverse=True)
-    train, test = hold_out(arrays["y"].astype(np.int64), groups.astype(np.int64), every=10)
-    out = {key: array for key, array in arrays.items() if key not in ("x", "y", "group")} | {"group_names": names}
-    for part, rows in (("train", train), ("test", test)):
-        out |= {f"x_{part}": arrays["x"][rows], f"y_{part}": arrays["y"][rows], f"group_{part}": groups[rows]}
-    return out
-
-
-def bundled(which: str) -> Callable[[], Arrays]:
-    """A data set that comes with scikit-learn. Tables are standardised, digits scaled to 0..1."""
-
-    def make() -> Arrays:
-        from sklearn import datasets
-
-        raw = getattr(datasets, f"load_{which}")()
-        train, test = hold_out(raw.target.astype(np.int64))
-        x = (raw.images / 16 if which == "digits" else raw.data).astype(np.float32)
-        parts = {"x_train": x[train], "y_train": raw.target[train], "x_test": x[test], "y_test": raw.target[test]}
-        parts["classes"] = np.array([str(c) for c in raw.target_names])
-        return parts if which == "digits" else standardise(parts)
-
-    return make
-
-
-def standardise(arrays: Arrays) -> Arrays:
-    """Subtract the training mean of each column and divide by its training standard deviation."""
-    mean, std = arrays["x_train"].mean(0), arrays["x_train"].std(0)
-    std = np.where(std > 0, std, 1)
-    return arrays | {key: ((arrays[key] - mean) / std).astype(np.float32) for key in ("x_train", "x_test")}
-
-
-def heart(arrays: Arrays) -> Arrays:
-    """Replace missing values (and cholesterol 0, which means missing) by the training median, then standardise.
-
-    Medians, means and deviations are those of all hospitals together. This is possible only in a simulation: real hospitals
-    would have to compute them without sharing rows.
-    """
-    chol = [str(f) for f in arrays["features"]].index("chol")
-    parts = {key: arrays[key].astype(np.float32, copy=True) for key in ("x_train", "x_test")}
-    for x in parts.values():
-        x[x[:, chol] == 0, chol] = np.nan
-    median = np.nanmedian(parts["x_train"], axis=0)
-    names = {"classes": np.array(["healthy", "disease"])}
-    return standardise(arrays | names | {key: np.where(np.isnan(x), median, x) for key, x in parts.items()})
-
-
-def named(*names: str) -> Callable[[Arrays], Arrays]:
-    """Name the classes."""
-    return lambda arrays: arrays | {"classes": np.array(names)}
-
-
-WEAR = ("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
-SOURCES: Mapping[str, Source] = MappingProxyType(
-    {
-        "digits": Source("8x8 digits from scikit-learn, 1,797 images, 10 classes; no download", make=bundled("digits")),
-        "breast-cancer": Source("30 features, 569 rows, 2 classes, from scikit-learn", make=bundled("breast_cancer")),
-        "wine": Source("13 features, 178 rows, 3 classes, from scikit-learn", make=bundled("wine")),
-        "mnist": Source("28x28 digits, 70,000 images, 10 classes", ("mnist.npz",), hub.Page("ylecun/mnist")),
-        "fashion-mnist": Source(
-            "28x28 clothes, 70,000 images, 10 classes",
-            ("fashion_mnist.npz",),
-            hub.Page("zalando-datasets/fashion_mnist"),
-            prepare=named(*WEAR),
-        ),
-        "cifar10": Source(
-            "32x32 colour, 60,000 images (or the 25,000 of cifar10_25k.npz), 10 classes",
-            ("cifar10.npz", "cifar10_25k.npz"),
-            hub.Page("uoft-cs/cifar10", image="img", mode="RGB"),
-        ),
-        "cifar100": Source(
-            "32x32 colour, 60,000 images (or the 744 of cifar100_sample.npz), 100 classes",
-            ("cifar100.npz", "cifar100_sample.npz"),
-            hub.Page("uoft-cs/cifar100", image="img", label="fine_label", mode="RGB"),
-        ),
-        "tiny-imagenet": Source(
-            "64x64 colour, 200 classes (or 32x32, 40 classes of tiny_imagenet40.npz)",
-            ("tiny_imagenet.npz", "tiny_imagenet40.npz"),
-            hub.Page("zh-plus/tiny-imagenet", test="valid", mode="RGB"),
-        ),
-        "femnist": Source(
-            "28x28 characters, 62 classes, by writer",
-            ("femnist.npz",),
-            hub.Page("flwrlabs/femnist", label="character", test="", group="writer_id"),
-            group="writer",
-            group_names="writer_id",
-        ),
-        "chest-xray": Source(
-            "64x64 radiographs, 3,636 images, 3 classes, by source (8)",
-            ("chest_xray.npz",),
-            group="source",
-            group_names="sources",
-        ),
-        "heart-disease": Source(
-            "13 features, 920 patients, 2 classes, by hospital (4); imputed, standardised with pooled values",
-            ("heart_disease.npz",),
-            prepare=heart,
-            group="site",
-            group_names="sites",
-        ),
-    }
-)
-DATASETS: Mapping[str, str] = MappingProxyType({name: source.about for name, source in SOURCES.items()})

@@ -1,227 +1,340 @@
-"""Prepare tables for training: gaps filled, numbers standardised, categories one-hot.
+"""Preparation: how raw columns become numbers, fitted on the training rows of all clients.
 
-A number becomes (x - mean) / std with the mean and deviation of all clients' training rows; a gap becomes 0, the mean. A date is a
-number of days. A category has one column for each value in the schema and one for "other"; a gap is 0 in all of them.
+Each client computes statistics of its own training rows (`Dataset.statistics`); `fit` pools them into one preparation for all.
+
+- A number is limited to the quantiles `clip` and 1 - `clip`, a gap is filled, and then it becomes (x - mean) / std. The mean and
+  deviation are those of the values before clipping and filling.
+- A date is a number of days. With `parts`, the sine and cosine of its month and weekday follow.
+- A category has one column for each value in the statistics and one for "other". A gap is 0 in all, or the most frequent value.
+- A text is a vector of word counts of length 1. Words are hashed, or looked up in a vocabulary.
+- Colour images are standardised by channel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import tomli_w
 from numpy.typing import NDArray
 
-from kilter.data.holdout import Index, hold_out, hold_out_share
-from kilter.data.schema import MINIMUM, MOST_VALUES, Column, Schema, class_order, merge, quoted
-from kilter.data.tables import (
-    Parsed,
-    TableOptions,
-    TextTable,
-    client_column,
-    first_word_among_numbers,
-    is_number,
-    label_column,
-    parse_column,
-    read_table,
-    table_files,
-    words,
+from kilter.data.columns import Columns, Parsed
+from kilter.data.schema import MINIMUM, Column, Schema, is_finite, is_label, quoted, read_plain, same_kind
+from kilter.data.statistics import (
+    ColumnStatistics,
+    is_count,
+    pool,
+    quantile,
+    summarise,
+    words_of,
 )
 from kilter.errors import Mistake
 
-MOST_CLASSES = 100
-MOST_WORDS = 100  # a column of words with more different values is free text
+FILE = "preparation.toml"
+Plain = Mapping[str, object]  # statistics as they travel
 
 
-@dataclass(frozen=True, eq=False)
-class PreparedTable:
-    """A table as arrays."""
+@dataclass(frozen=True)
+class FittedColumn:
+    """A column of the schema with what its preparation needs."""
 
-    x: NDArray[np.float32]
-    y: Index
-    train: Index
-    test: Index
-    groups: Index | None
-    group_names: tuple[str, ...]
-    schema: Schema
-    own: Schema  # what this table alone says about itself
-    client: str  # where the clients come from; empty: the table names none
+    column: Column
+    count: int = 0
+    mean: float = 0.0
+    std: float = 0.0
+    values: tuple[str, ...] = ()  # of a category or vocabulary, in order
+    fill: float | str | None = None  # what replaces a gap; None: nothing does
+    low: float | None = None  # limits of clipped numbers
+    high: float | None = None
 
+    @property
+    def width(self) -> int:
+        """How many numbers of a prepared row come from this column."""
+        kind = self.column.kind
+        if kind == "category":
+            return len(self.values) + 1
+        if kind == "text":
+            return (self.column.vocabulary and len(self.values)) or self.column.width
+        return 5 if kind == "date" and self.column.parts else 1
 
-def load_table(
-    path: Path, options: TableOptions, schema: Schema | None = None, classes: tuple[str, ...] | None = None
-) -> PreparedTable:
-    """Read and prepare a table. With `schema`, columns are matched by name and prepared as it says."""
-    label = options.label or (schema.target if schema else "")
-    files, test_file = table_files(path)
-    if not files:
-        raise Mistake(f"Folder '{path}' has no tables (.csv, .tsv, .parquet): put one file per client there.")
-    extra = options.test_file or (str(test_file) if test_file else "")
-    table = read_table(files, options.drop)
-    whole = read_table([*files, Path(extra).expanduser()], options.drop) if extra else table
-    first = len(table)
-    target = label_column(table, label)
-    client = client_column(table, options.client) if len(files) == 1 or options.client else ""
-    features = [name for name in table.columns if name not in (target, client)]
-    if len(table) == 0 or not features:
-        raise Mistake(
-            f"'{table.name}' has {len(table)} rows and {len(features)} feature columns: it needs at least one of each."
-        )
-    y, names = _labels(whole, target, classes or (schema.classes if schema else None), first)
-    groups, group_names = _clients(whole, client, files)
-    if extra:
-        train, test = np.arange(first), np.arange(first, len(whole))
-    elif options.test_size:
-        train, test = hold_out_share(y, groups, options.test_size)
-    else:
-        train, test = hold_out(y, groups)
-    parsed = {name: parse_column(whole, name) for name in features}
-    _refuse_free_text(whole, parsed)
-    own = _fit(parsed, target, names, train, groups)
-    if schema is not None:
-        reason = schema.mismatch(own)
-        if reason:
-            raise Mistake(f"'{table.name}' does not fit the schema: {reason}.")
-    x = prepare(parsed, schema or own)
-    source = f"column '{client}'" if client else "files" if groups is not None else ""
-    return PreparedTable(x, y, train, test, groups, group_names, schema or own, own, source)
+    def plain(self) -> dict[str, object]:
+        fitted = {"count": self.count, "mean": self.mean, "std": self.std, "values": list(self.values)}
+        optional = {"fill": self.fill, "low": self.low, "high": self.high}
+        return self.column.plain() | {"fitted": fitted | {k: v for k, v in optional.items() if v is not None}}
+
+    @staticmethod
+    def parse(value: object) -> FittedColumn:
+        """From plain values; a ValueError says what is wrong."""
+        column = Column.parse(value)
+        fitted = value.get("fitted") if isinstance(value, Mapping) else None
+        if not isinstance(fitted, Mapping):
+            raise ValueError(f"column '{column.name}' has no table of fitted values")
+        moments = ColumnStatistics.parse({k: fitted[k] for k in ("count", "mean", "std") if k in fitted})
+        values = fitted.get("values", [])
+        if not isinstance(values, list | tuple) or not all(map(is_label, values)) or len(set(values)) < len(values):
+            raise ValueError(f"column '{column.name}' has impossible values")
+        fill, low, high = (fitted.get(key) for key in ("fill", "low", "high"))
+        if not (fill is None or is_finite(fill) or is_label(fill)) or not all(
+            limit is None or is_finite(limit) for limit in (low, high)
+        ):
+            raise ValueError(f"column '{column.name}' has an impossible fill, low or high")
+        return FittedColumn(column, moments.count, moments.mean, moments.std, tuple(values), fill, low, high)
 
 
-def _labels(
-    table: TextTable, target: str, classes: tuple[str, ...] | None, first: int
-) -> tuple[Index, tuple[str, ...]]:
-    """Class numbers and class names: the labels that occur, unless the classes are listed."""
-    labels = words(table, target, "label")
-    occurring = class_order(labels.tolist())
-    names = classes or occurring
-    foreign = [label for label in occurring if label not in names]
-    if foreign:
-        raise Mistake(
-            f"'{table.name}': label '{foreign[0]}' is not among the classes {quoted(names)}: correct one or the other."
-        )
-    if classes is None and len(names) > MOST_CLASSES:
-        raise Mistake(
-            f"Column '{target}' of '{table.name}' has {len(names)} different labels, too many for classes: "
-            "name another column with --label."
-        )
-    if classes is None and any("." in name and is_number(name) for name in names):
-        raise Mistake(
-            f"Column '{target}' of '{table.name}' holds labels that are not whole numbers, such as "
-            f"'{next(n for n in names if '.' in n)}': a label is the name or number of a class."
-        )
-    untrained = sorted(set(labels[first:].tolist()) - set(labels[:first].tolist()))
-    if untrained:
-        raise Mistake(
-            f"The test rows of '{table.name}' have the class {quoted(untrained)}, which no training row has: "
-            "remove these rows or add training rows."
-        )
-    number = {name: at for at, name in enumerate(names)}
-    return np.array([number[label] for label in labels.tolist()], dtype=np.int64), names
+@dataclass(frozen=True)
+class Preparation:
+    """The fitted preparation of a table: the same for every client."""
+
+    columns: tuple[FittedColumn, ...]
+    target: str
+    classes: tuple[str, ...]
+
+    @property
+    def schema(self) -> Schema:
+        return Schema(tuple(fitted.column for fitted in self.columns), self.target, self.classes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a prepared row."""
+        return (sum(fitted.width for fitted in self.columns),)
+
+    def apply(self, raw: Columns) -> NDArray[np.float32]:
+        """Prepared rows. Columns are found by name; a Mistake names what is missing."""
+        missing = [f.column.name for f in self.columns if f.column.name not in raw]
+        if missing:
+            raise Mistake(f"The data has no column {quoted(missing)}, which the model needs: add it.")
+        for fitted in self.columns:
+            kind = raw[fitted.column.name].kind
+            if not same_kind(fitted.column.kind, kind):
+                raise Mistake(
+                    f"Column '{fitted.column.name}' holds a {kind}, and the model needs a {fitted.column.kind}."
+                )
+        rows = len(next(iter(raw.values())).cells)
+        x = np.zeros((rows, *self.shape), dtype=np.float32)
+        at = 0
+        for fitted in self.columns:
+            _fill_in(x[:, at : at + fitted.width], fitted, raw[fitted.column.name])
+            at += fitted.width
+        return x
+
+    def plain(self) -> dict[str, object]:
+        columns = [fitted.plain() for fitted in self.columns]
+        return {"target": self.target, "classes": list(self.classes), "columns": columns}
+
+    @staticmethod
+    def parse(value: object) -> Preparation:
+        """From plain values; a ValueError says what is wrong."""
+        schema = Schema.parse(value)
+        columns: Any = value["columns"] if isinstance(value, Mapping) else ()
+        return Preparation(tuple(map(FittedColumn.parse, columns)), schema.target, schema.classes)
+
+    def text(self) -> str:
+        """The text of preparation.toml."""
+        return tomli_w.dumps(self.plain())
+
+    @staticmethod
+    def load(folder: str | Path) -> Preparation:
+        """Read the preparation of a run from its folder."""
+        return Preparation.read(Path(folder) / FILE)
+
+    @staticmethod
+    def read(path: str | Path) -> Preparation:
+        """Read a preparation from a TOML file."""
+        try:
+            return Preparation.parse(read_plain(path))
+        except ValueError as error:
+            raise Mistake(f"'{path}' is not a fitted preparation: {error}.") from None
 
 
-def _clients(table: TextTable, column: str, files: list[Path]) -> tuple[Index | None, tuple[str, ...]]:
-    """The client of each row: from a column, or from the file if there are several."""
-    if column:
-        names, numbers = np.unique(words(table, column, "client"), return_inverse=True)
-        return numbers.astype(np.int64), tuple(str(name) for name in names)
-    if len(files) == 1:
-        return None, ()
-    if len(table.files) > len(files):
-        raise Mistake(
-            f"The rows of the test file '{table.files[-1]}' belong to no client: name their column with --client, or "
-            "leave out --test-file."
-        )
-    return np.repeat(np.arange(len(files)), table.lengths).astype(np.int64), tuple(file.stem for file in files)
+def read_schema(path: str | Path) -> Schema | Preparation:
+    """A schema, or the fitted preparation of a run."""
+    try:
+        columns = read_plain(path).get("columns")
+    except ValueError:
+        columns = None
+    fitted = isinstance(columns, list) and any(isinstance(c, Mapping) and "fitted" in c for c in columns)
+    return Preparation.read(path) if fitted else Schema.read(path)
 
 
-def _refuse_free_text(table: TextTable, parsed: Mapping[str, Parsed]) -> None:
-    for name, column in parsed.items():
-        if column.kind != "category":
-            continue
-        different = len(np.unique(column.cells))
-        if different <= MOST_WORDS:
-            continue
-        cells = column.cells.astype(str)
-        row = first_word_among_numbers(cells)
-        if row is not None:
-            raise Mistake(
-                f"Column '{name}' holds '{cells[row]}' in {table.place(row)}, and most other cells are numbers: "
-                f"correct it, empty it, or leave the column out (--drop {name})."
-            )
-        raise Mistake(
-            f"Column '{name}' of '{table.name}' holds {different} different words, too many for categories: "
-            f"leave it out (--drop {name})."
-        )
+@dataclass(frozen=True)
+class ImagePreparation:
+    """The mean and standard deviation of each channel; the task applies them (`kilter.tasks`)."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def plain(self) -> dict[str, object]:
+        return {"mean": list(self.mean), "std": list(self.std)}
+
+    @staticmethod
+    def parse(value: object) -> ImagePreparation:
+        """From plain values; a ValueError says what is wrong."""
+        lists = [value.get(key) for key in ("mean", "std")] if isinstance(value, Mapping) else []
+        numbers = [tuple(map(float, n)) for n in lists if isinstance(n, list | tuple) and all(map(is_finite, n))]
+        if len(numbers) != 2 or not 0 < len(numbers[0]) == len(numbers[1]) <= 1000 or min(numbers[1]) <= 0:
+            raise ValueError("it has no mean and std of the channels")
+        return ImagePreparation(*numbers)
 
 
-# Fitting and applying -------------------------------------------------------------------------------------------------
+AnyPreparation = Preparation | ImagePreparation
 
 
-def _fit(
-    parsed: Mapping[str, Parsed], target: str, classes: tuple[str, ...], train: Index, groups: Index | None
-) -> Schema:
-    """The schema of the training rows: each client describes its own, and the descriptions are merged."""
-    parts = [train] if groups is None else [train[groups[train] == g] for g in np.unique(groups[train])]
-    return merge([describe_rows(parsed, target, classes, rows) for rows in parts])
+def parse_preparation(value: object) -> AnyPreparation:
+    """Of a table or of images, from plain values; a ValueError says what is wrong."""
+    of_table = isinstance(value, Mapping) and "columns" in value
+    return Preparation.parse(value) if of_table else ImagePreparation.parse(value)
 
 
-def describe_rows(parsed: Mapping[str, Parsed], target: str, classes: tuple[str, ...], rows: Index) -> Schema:
-    """What one client says about these rows of its table."""
-    return Schema(tuple(describe_column(name, column, rows) for name, column in parsed.items()), target, classes)
+# Fitting --------------------------------------------------------------------------------------------------------------
 
 
-def describe_column(name: str, column: Parsed, rows: Index) -> Column:
-    """The count, mean and deviation of numbers, or the values of a category that occur at least MINIMUM times."""
-    cells = column.cells[rows]
+def check_statistics(value: object, schema: Schema | None) -> Plain:
+    """Statistics that arrived; a ValueError says what is wrong."""
+    if schema is None:
+        ImagePreparation.parse(value)
+        if not isinstance(value, Mapping) or not is_count(value.get("count")) or not value["count"]:
+            raise ValueError("its statistics have no count")
+        return value
+    columns = value.get("columns") if isinstance(value, Mapping) else None
+    if not isinstance(value, Mapping) or not isinstance(columns, Mapping) or set(columns) != set(schema.names):
+        raise ValueError("its statistics are not those of the columns")
+    for column in columns.values():
+        ColumnStatistics.parse(column)
+    return value
+
+
+def fit(schema: Schema, parts: Sequence[Plain]) -> Preparation:
+    """One preparation of a table for all clients, from their statistics."""
+    by_part: list[Any] = [part["columns"] for part in parts]
+    pooled = pool([{name: ColumnStatistics.parse(column) for name, column in part.items()} for part in by_part])
+    return Preparation(tuple(_fit_column(c, pooled[c.name]) for c in schema.columns), schema.target, schema.classes)
+
+
+def fit_whole(raw: Columns, schema: Schema, rows: NDArray[np.int64]) -> Preparation:
+    """The preparation for one table, from these rows."""
+    pooled = pool([summarise(raw, schema, rows)])
+    return Preparation(tuple(_fit_column(c, pooled[c.name]) for c in schema.columns), schema.target, schema.classes)
+
+
+def _fit_column(column: Column, known: ColumnStatistics) -> FittedColumn:
+    frequent = max(known.values, key=lambda value: known.values[value], default=None)
     if column.kind == "category":
-        values, counts = np.unique(cells[cells != ""], return_counts=True)
-        listed = values[counts >= MINIMUM].tolist()[:MOST_VALUES]
-        return Column(name, "category", tuple(map(str, listed)), int(counts.sum()))
-    numbers = cells.astype(np.float64)
-    numbers = numbers[np.isfinite(numbers)]
-    if len(numbers) == 0:
-        return Column(name, column.kind)
-    return Column(name, column.kind, (), len(numbers), float(numbers.mean()), float(numbers.std()))
+        word = frequent if column.fill == "most-frequent" else None
+        return FittedColumn(column, known.count, values=tuple(sorted(known.values)), fill=word)
+    if column.kind == "text":
+        words = sorted(known.values, key=lambda word: (-known.values[word], word))[: column.vocabulary]
+        return FittedColumn(column, known.count, values=tuple(sorted(words)))
+    fill = {
+        "mean": known.mean,
+        "median": quantile(known.sketch, 0.5) if known.sketch else known.mean,
+        "most-frequent": known.mean if frequent is None else float(frequent),
+    }.get(column.fill, 0.0)
+    low = high = None
+    if column.clip and known.sketch:
+        low, high = quantile(known.sketch, column.clip), quantile(known.sketch, 1 - column.clip)
+    return FittedColumn(column, known.count, known.mean, known.std, (), fill, low, high)
 
 
-def prepare(parsed: Mapping[str, Parsed], schema: Schema) -> NDArray[np.float32]:
-    """Rows as the schema prepares them; columns in the schema's order, found by name."""
-    rows = len(next(iter(parsed.values())).cells)
-    x = np.zeros((rows, schema.width), dtype=np.float32)
-    at = 0
-    for column in schema.columns:
-        cells = parsed[column.name].cells
-        if parsed[column.name].kind == "empty" or column.kind == "empty":
-            pass  # nothing is known about this column here: every cell is a gap
-        elif column.kind == "category":
-            codes = {value: at + offset for offset, value in enumerate(column.values)}
-            other = at + len(column.values)
-            filled = np.flatnonzero(cells != "")
-            x[filled, [codes.get(str(cell), other) for cell in cells[filled]]] = 1
-        else:
-            scaled = (cells.astype(np.float64) - column.mean) / (column.std or 1.0)
-            x[:, at] = np.where(np.isfinite(scaled), scaled, 0)
-        at += column.width
-    return x
+def fit_channels(parts: Sequence[Plain]) -> ImagePreparation:
+    """One normalisation of images for all clients, from their statistics."""
+    counts = np.array([part["count"] for part in parts], dtype=np.float64)
+    means, stds = (np.array([part[key] for part in parts], dtype=np.float64) for key in ("mean", "std"))
+    share = (counts / counts.sum())[:, None]
+    mean = (share * means).sum(0)
+    std = np.sqrt(np.maximum((share * (stds**2 + means**2)).sum(0) - mean**2, 1e-12))
+    return ImagePreparation(tuple(mean.tolist()), tuple(std.tolist()))
 
 
-def explain(schema: Schema, client_source: str) -> list[str]:
+# Applying -------------------------------------------------------------------------------------------------------------
+
+
+def _fill_in(x: NDArray[np.float32], fitted: FittedColumn, parsed: Parsed) -> None:
+    """Write the numbers of one column into `x`, which is 0."""
+    kind = fitted.column.kind
+    if "empty" in (kind, parsed.kind):
+        return  # nothing is known about this column here: every cell is a gap
+    if kind == "category":
+        _one_hot(x, fitted, parsed)
+    elif kind == "text":
+        _count_words(x, fitted, parsed)
+    else:
+        cells = parsed.cells.astype(np.float64, copy=True)
+        days = cells.copy() if fitted.width == 5 else None
+        if fitted.low is not None and fitted.high is not None:
+            np.clip(cells, fitted.low, fitted.high, out=cells)  # NaN stays
+        cells[~np.isfinite(cells)] = fitted.fill or 0.0
+        if fitted.column.scale:
+            cells -= fitted.mean
+            cells /= fitted.std or 1.0
+        x[:, 0] = cells
+        if days is not None:
+            _date_parts(x[:, 1:], days)
+
+
+def _one_hot(x: NDArray[np.float32], fitted: FittedColumn, parsed: Parsed) -> None:
+    place = {value: at for at, value in enumerate(fitted.values)}
+    other = len(fitted.values)
+    places = np.array([*(place.get(word, other) for word in parsed.words), place.get(str(fitted.fill), -1)])
+    at = places[parsed.cells]  # -1, a gap, is the last place
+    filled = np.flatnonzero(at >= 0)
+    x[filled, at[filled]] = 1
+
+
+def _date_parts(x: NDArray[np.float32], days: NDArray[np.float64]) -> None:
+    known = np.flatnonzero(np.isfinite(days))
+    dates = np.floor(days[known]).astype("datetime64[D]")
+    month = dates.astype("datetime64[M]").astype(np.int64) % 12 / 12
+    weekday = (np.floor(days[known]) + 3) % 7 / 7  # 1970-01-01 was a Thursday
+    for at, turn in enumerate((month, weekday)):
+        x[known, 2 * at], x[known, 2 * at + 1] = np.sin(2 * np.pi * turn), np.cos(2 * np.pi * turn)
+
+
+def _count_words(x: NDArray[np.float32], fitted: FittedColumn, parsed: Parsed) -> None:
+    from sklearn.feature_extraction.text import CountVectorizer, HashingVectorizer
+    from sklearn.preprocessing import normalize
+
+    if fitted.column.vocabulary:
+        if not fitted.values:
+            return
+        counter = CountVectorizer(analyzer=words_of, vocabulary=list(fitted.values), dtype=np.float32)
+    else:
+        counter = HashingVectorizer(
+            analyzer=words_of, n_features=fitted.width, alternate_sign=False, norm=None, dtype=np.float32
+        )
+    vectors = normalize(counter.transform(parsed.words))
+    known = np.flatnonzero(parsed.cells >= 0)
+    for start in range(0, len(known), 4096):
+        some = known[start : start + 4096]
+        x[some] = vectors[parsed.cells[some]].toarray()
+
+
+def explain(preparation: Preparation, client_source: str) -> list[str]:
     """What happens to the columns of a table, in plain words, and how to change it."""
     by_kind: dict[str, list[str]] = {}
-    for column in schema.columns:
-        by_kind.setdefault(column.kind, []).append(column.name)
+    for fitted in preparation.columns:
+        by_kind.setdefault(fitted.column.kind, []).append(fitted.column.name)
+    least = min((f.column.least for f in preparation.columns), default=MINIMUM)
     treatment = {
         "number": "standardised with the mean and deviation of all clients' training rows",
         "date": "days, standardised",
-        "category": f"one-hot; values in fewer than {MINIMUM} training rows of every client are 'other'",
+        "category": f"one-hot; values in fewer than {least} training rows of every client are 'other'",
+        "text": "word counts",
         "empty": "no values, always 0",
     }
-    lines = [f"Label: {schema.target} (classes {quoted(schema.classes)}). Change it with --label."]
+    titles = {
+        "number": "Numbers",
+        "date": "Dates",
+        "category": "Categories",
+        "text": "Texts",
+        "empty": "Empty columns",
+    }
+    lines = [f"Label: {preparation.target} (classes {quoted(preparation.classes)}). Change it with --label."]
     for kind, names in by_kind.items():
-        title = {"number": "Numbers", "date": "Dates", "category": "Categories", "empty": "Empty columns"}[kind]
-        lines.append(f"{title}: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''} ({treatment[kind]}).")
-    lines.append("Gaps become the mean. Leave columns out with --drop; prepare other data the same way with --schema.")
+        lines.append(f"{titles[kind]}: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''} ({treatment[kind]}).")
+    lines.append("Change the preparation with --prepare, such as fill=median,clip=0.01; leave columns out with --drop.")
     if client_source:
         lines.append(f"Clients are named by {client_source}: --partition natural --clients 0 uses them.")
     return lines

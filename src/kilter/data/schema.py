@@ -1,8 +1,7 @@
-"""The schema of a table: its columns by name, what each holds, and the classes in order.
+"""The schema of a table: its columns by name, what each holds, how to prepare it, and the classes in order.
 
-A schema also holds what preparation needs: the count, mean and standard deviation of numbers, and the values of categories.
-Each site describes its own training rows. `merge` pools the descriptions, so no value leaves a site. A category value that occurs
-in fewer than MINIMUM training rows of a site is never listed by it, and counts as "other".
+A schema says nothing about single values. The statistics that preparation needs (`kilter.data.statistics`) are computed later, from
+the training rows of all clients.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -18,62 +17,76 @@ import tomli_w
 
 from kilter.errors import Mistake
 
-Kind = Literal["number", "category", "date", "empty"]
+Kind = Literal["number", "category", "date", "text", "empty"]
+Fill = Literal["mean", "median", "most-frequent", "none"]
 KINDS: tuple[str, ...] = get_args(Kind)
-HOLDS = {"number": "numbers", "category": "words", "date": "dates", "empty": "no values"}
-MINIMUM = 5  # a category value in fewer training rows of a site stays at that site
-MOST_COLUMNS, MOST_VALUES = 10_000, 1000
-WHOLE = 2**53
+FILLS: tuple[str, ...] = get_args(Fill)
+HOLDS = {"number": "numbers", "category": "words", "date": "dates", "text": "texts", "empty": "no values"}
+MINIMUM = 5  # a category value in fewer training rows of a site never leaves that site
+MOST_COLUMNS = 10_000
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of features."""
+    """One column of features, and how to prepare it."""
 
     name: str
     kind: Kind
-    values: tuple[str, ...] = ()  # of a category, in order
-    count: int = 0  # training rows that have a value
-    mean: float = 0.0  # of numbers; dates are days since 1970
-    std: float = 0.0
-
-    @property
-    def width(self) -> int:
-        """How many numbers of a prepared row come from this column."""
-        return len(self.values) + 1 if self.kind == "category" else 1
+    fill: Fill = "mean"  # what replaces a gap; a gap in categories stays one unless this is most-frequent
+    scale: bool = True  # subtract the mean and divide by the standard deviation
+    clip: float = 0.0  # limit numbers to the quantiles clip and 1 - clip; 0: leave them as they are
+    parts: bool = False  # of a date: also year, month and weekday
+    least: int = MINIMUM  # a category value or word in fewer training rows of a site counts as "other"
+    width: int = 1024  # of a text: how many numbers its words are hashed to
+    vocabulary: int = 0  # of a text: use this many frequent words instead of hashing; 0: hash
+    tokenizer: str = ""  # of a text: the digest of the tokenizer file; empty: words
 
     def plain(self) -> dict[str, object]:
-        """As JSON or TOML, without fields that do not apply."""
-        core: dict[str, object] = {"name": self.name, "kind": self.kind, "count": self.count}
-        if self.kind == "category":
-            return core | {"values": list(self.values)}
-        return core | ({"mean": self.mean, "std": self.std} if self.kind in ("number", "date") else {})
+        """As JSON or TOML: only what differs from the defaults."""
+        names = [f.name for f in fields(Column)[2:] if getattr(self, f.name) != f.default]
+        return {"name": self.name, "kind": self.kind} | {name: getattr(self, name) for name in names}
 
     @staticmethod
     def parse(value: object) -> Column:
         """A column from plain values; a ValueError says what is wrong."""
         if not isinstance(value, Mapping):
             raise ValueError("a column is not a table of fields")
-        name, kind, values = value.get("name"), value.get("kind"), value.get("values", [])
-        if not _is_text(name) or not isinstance(name, str):
+        name, kind = value.get("name"), value.get("kind")
+        if not isinstance(name, str) or not is_label(name):
             raise ValueError("a column has no usable name")
         if kind not in KINDS:
             raise ValueError(f"column '{name}' has none of the kinds {', '.join(KINDS)}")
-        if not isinstance(values, list | tuple) or len(values) > MOST_VALUES or not all(map(_is_text, values)):
-            raise ValueError(f"column '{name}' has impossible values")
-        if len(set(values)) < len(values):
-            raise ValueError(f"column '{name}' lists a value twice")
-        count, mean, std = (value.get(key, 0) for key in ("count", "mean", "std"))
-        if type(count) is not int or not 0 <= count < WHOLE or not _is_number(mean) or not _is_number(std) or std < 0:
-            raise ValueError(f"column '{name}' has an impossible count, mean or std")
-        return Column(name, kind, tuple(str(v) for v in values), count, float(mean), float(std))
+        known = {f.name: f.default for f in fields(Column)[2:]}
+        unknown = [str(key)[:50] for key in value if key not in (*known, "name", "kind", "fitted")]
+        if unknown:
+            raise ValueError(f"column '{name}' has an unknown field '{unknown[0]}'")
+        options = {key: value[key] for key in known if key in value}
+        for key, setting in options.items():
+            if not _fits(key, setting):
+                raise ValueError(f"column '{name}' has an impossible {key}")
+        return Column(name, kind, **options)
 
 
-def _is_text(value: object) -> bool:
+def _fits(key: str, value: object) -> bool:
+    if key == "fill":
+        return value in FILLS
+    if key in ("scale", "parts"):
+        return isinstance(value, bool)
+    if key == "tokenizer":
+        return (isinstance(value, str) and len(value) <= 64 and value.isalnum()) or value == ""
+    if key == "clip":
+        return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 0.5
+    low, high = {"least": (1, 2**40), "width": (8, 2**16), "vocabulary": (0, 2**16)}[key]
+    return type(value) is int and low <= value <= high
+
+
+def is_label(value: object) -> bool:
+    """Whether this is a name as columns, classes and categories have them."""
     return isinstance(value, str) and 0 < len(value) <= 200 and value.isprintable()
 
 
-def _is_number(value: object) -> bool:
+def is_finite(value: object) -> bool:
+    """Whether this is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -89,11 +102,6 @@ class Schema:
     def names(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns)
 
-    @property
-    def width(self) -> int:
-        """The length of a prepared row."""
-        return sum(column.width for column in self.columns)
-
     def mismatch(self, own: Schema) -> str:
         """Why data with the schema `own` does not fit this schema; empty if it does. The order of columns does not matter."""
         theirs = {column.name: column for column in own.columns}
@@ -101,8 +109,10 @@ class Schema:
         reasons += _listing("is not expected (leave it out with --drop)", [n for n in theirs if n not in self.names])
         for column in self.columns:
             kind = theirs[column.name].kind if column.name in theirs else "empty"
-            if "empty" not in (kind, column.kind) and kind != column.kind:
+            if not same_kind(column.kind, kind):
                 reasons.append(f"column '{column.name}' holds {HOLDS[kind]} instead of {HOLDS[column.kind]}")
+            elif kind == column.kind == "text" and theirs[column.name].tokenizer != column.tokenizer:
+                reasons.append(f"column '{column.name}' is tokenised with another file (--tokenizer)")
         if own.target != self.target:
             reasons.append(f"the label is in column '{own.target}' instead of '{self.target}'")
         foreign = [c for c in own.classes if c not in self.classes]
@@ -124,9 +134,9 @@ class Schema:
         if not isinstance(value, Mapping):
             raise ValueError("it is not a table of fields")
         target, classes, columns = value.get("target"), value.get("classes"), value.get("columns")
-        if not _is_text(target):
+        if not is_label(target):
             raise ValueError("it has no target, the name of the column of the labels")
-        if not isinstance(classes, list | tuple) or not classes or not all(map(_is_text, classes)):
+        if not isinstance(classes, list | tuple) or not classes or not all(map(is_label, classes)):
             raise ValueError("it has no list of classes")
         if not isinstance(columns, list | tuple) or not 0 < len(columns) <= MOST_COLUMNS:
             raise ValueError("it has no list of columns")
@@ -143,11 +153,22 @@ class Schema:
     def read(path: str | Path) -> Schema:
         """Read a schema from a TOML file."""
         try:
-            return Schema.parse(tomllib.loads(Path(path).read_text(encoding="utf-8")))
-        except OSError as error:
-            raise Mistake(f"The schema '{path}' cannot be read: {error.strerror}.") from None
+            return Schema.parse(read_plain(path))
         except ValueError as error:  # also what tomllib and a wrong encoding raise
             raise Mistake(f"'{path}' is not a schema: {error}.") from None
+
+
+def read_plain(path: str | Path) -> dict[str, object]:
+    """The fields of a TOML file; a ValueError if it is none."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Mistake(f"The schema '{path}' cannot be read: {error.strerror}.") from None
+
+
+def same_kind(expected: str, kind: str) -> bool:
+    """Whether a column of this kind can be prepared as expected. An empty column fits any kind; words fit a text."""
+    return "empty" in (expected, kind) or expected == kind or {expected, kind} == {"text", "category"}
 
 
 def _listing(what: str, names: Sequence[str]) -> list[str]:
@@ -172,33 +193,23 @@ def class_order(labels: Sequence[str]) -> tuple[str, ...]:
 
 
 def merge(schemas: Sequence[Schema]) -> Schema:
-    """The schema of all rows together, from the schemas of the parts. The order of columns is that of the first part.
-
-    Means and deviations of numbers equal those of the pooled rows, up to rounding. Category values and classes are united.
-    """
+    """One schema for several tables. The order of columns is that of the first; classes are united."""
     first = schemas[0]
-    by_name = [{column.name: column for column in schema.columns} for schema in schemas]
     for schema in schemas[1:]:
         reason = replace(first, classes=schema.classes).mismatch(schema)
         if reason:
             raise Mistake(f"The tables do not fit together: {reason}.")
+    by_name = [{column.name: column for column in schema.columns} for schema in schemas]
     columns = tuple(_merge_columns([columns[name] for columns in by_name]) for name in first.names)
     return Schema(columns, first.target, class_order([c for schema in schemas for c in schema.classes]))
 
 
 def _merge_columns(columns: Sequence[Column]) -> Column:
-    filled = [column for column in columns if column.kind != "empty"]
-    if not filled:
+    kinds = {column.kind for column in columns} - {"empty"}
+    if not kinds:
         return columns[0]
-    if len({column.kind for column in filled}) > 1:
-        held = " and ".join(sorted({HOLDS[column.kind] for column in filled}))
+    if len(kinds) > 1 and kinds != {"text", "category"}:
+        held = " and ".join(sorted(HOLDS[kind] for kind in kinds))
         raise Mistake(f"Column '{columns[0].name}' holds {held} in different tables: use one kind in all.")
-    count = sum(column.count for column in filled)
-    if filled[0].kind == "category":
-        values = sorted({value for column in filled for value in column.values})
-        return Column(filled[0].name, "category", tuple(values), count)
-    if count == 0:
-        return filled[0]
-    mean = math.fsum(column.count * column.mean for column in filled) / count
-    spread = math.fsum(column.count * (column.std**2 + (column.mean - mean) ** 2) for column in filled) / count
-    return Column(filled[0].name, filled[0].kind, (), count, mean, math.sqrt(spread))
+    usual = next(column for column in columns if column.kind == ("text" if "text" in kinds else min(kinds)))
+    return usual

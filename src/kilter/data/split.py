@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 import numpy as np
@@ -16,6 +16,7 @@ from kilter.core import Data, Rows, as_float
 from kilter.data.datasets import Dataset, load
 from kilter.data.partition_rules import PartitionRule, Parts, parse
 from kilter.data.partitions import noise_std
+from kilter.data.preparation import Plain, fit
 from kilter.errors import Mistake
 from kilter.seeds import numpy_generator
 
@@ -33,6 +34,7 @@ class Split:
     public_test: Rows | None = None
     partition: str = ""
     repeats: bool = False  # several clients may hold the same row
+    statistics: Mapping[str, Plain] = field(default_factory=dict)  # of a table: what each client said about its rows
 
     def check(self) -> None:
         """Check that no row is used for two of training, validation and test, or held twice (unless the rule repeats rows).
@@ -115,6 +117,7 @@ def split(
     else:
         tests = group_tests(dataset, held, seed) if rule.by == "groups" else {}
         indices = {name: carve(part, seed, name, valid, own, tests.get(name)) for name, part in held.items()}
+    dataset, statistics = prepare(dataset, indices)
     x = add_noise(dataset.x, held, seed, **arguments) if rule.noise else dataset.x
     tables = {"x": x, "y": dataset.y}
     whole = Split(
@@ -125,9 +128,18 @@ def split(
         public_test=rows_of(tables, public_test) if len(public_test) else None,
         partition=partition,
         repeats=rule.repeats,
+        statistics=statistics,
     )
     whole.check()
     return whole
+
+
+def prepare(dataset: Dataset, parts: Mapping[str, tuple[Index, ...]]) -> tuple[Dataset, dict[str, Plain]]:
+    """A table prepared with statistics of the clients' training rows, and these statistics. Other data is ready already."""
+    if dataset.raw is None or dataset.schema is None or dataset.preparation is not None:
+        return dataset, {}
+    statistics: dict[str, Plain] = {name: dataset.statistics(np.sort(part[0])) for name, part in parts.items()}
+    return dataset.prepared(fit(dataset.schema, list(statistics.values()))), statistics
 
 
 def rows_of(tables: Mapping[str, Tensor], index: Index) -> Rows:
@@ -137,7 +149,7 @@ def rows_of(tables: Mapping[str, Tensor], index: Index) -> Rows:
 
 def public_file(path: str, dataset: Dataset) -> Rows:
     """All rows of a user's file as public rows. They must have the data set's shape and classes and must not be among its rows."""
-    public = load(path, classes=dataset.classes, schema=dataset.schema)
+    public = load(path, classes=dataset.classes, schema=dataset.preparation or dataset.schema)
     shape, expected = tuple(public.x.shape[1:]), tuple(dataset.x.shape[1:])
     if shape != expected:
         raise Mistake(

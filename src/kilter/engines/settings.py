@@ -68,4 +68,4 @@ def make_site(settings: Mapping[str, object], name: str, identity: Identity | No
     policy = SitePolicy.read(Path(values["policy"]) if values["policy"] else None)
     policy = replace(policy, files=tuple(words(values["trust"])), weights=values["weights"])
     policy = narrowed(policy, words(values["allow-methods"]), words(values["allow-steps"]))
-    return Site(name, kdata.load(values["data"]), Path(values["state-dir"]), policy, values["data"], me)
+    return Site(name, kdata.load(values["data"], prepare=False), Path(values["state-dir"]), policy, values["data"], me)

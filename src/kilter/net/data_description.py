@@ -5,25 +5,46 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kilter.data import Schema
-from kilter.net.fields import finite
+from kilter.data import Dataset, Schema
+from kilter.data.preparation import AnyPreparation, ImagePreparation, Preparation
+from kilter.experiment import RowFacts
 from kilter.records.wire import Malformed
 
 
 @dataclass(frozen=True)
 class DataDescription:
-    """What a row looks like. It contains no row and no number of rows."""
+    """What a row looks like. It contains no row, no number of rows and no statistic."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of a table: the number of its columns
     classes: tuple[str, ...]
-    mean: tuple[float, ...] | None = None  # of colour images, by channel
-    std: tuple[float, ...] | None = None
-    schema: Schema | None = None  # of a table: columns by name, pooled means and deviations, category values
+    normalised: bool = False  # colour images, which are standardised by channel
+    schema: Schema | None = None  # of a table: columns by name, with their kinds
+
+    @staticmethod
+    def of(dataset: Dataset) -> DataDescription:
+        """What a row of this data set looks like."""
+        shape = tuple(dataset.x.shape[1:]) if dataset.schema is None else (len(dataset.schema.columns),)
+        return DataDescription(shape, dataset.classes, dataset.mean is not None, dataset.schema)
+
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether the data is prepared with statistics of all sites before the first round."""
+        return self.normalised or self.schema is not None
+
+    def row_facts(self, preparation: AnyPreparation | None) -> RowFacts:
+        """What a method needs to know about prepared rows; a Mistake or Malformed if the preparation is for other data."""
+        shape, mean, std = self.shape, None, None
+        if isinstance(preparation, Preparation) and preparation.schema == self.schema:
+            shape = preparation.shape
+        elif isinstance(preparation, ImagePreparation) and self.normalised and len(preparation.mean) == self.shape[0]:
+            mean, std = preparation.mean, preparation.std
+        elif preparation is not None:
+            raise Malformed("the preparation belongs to other columns or channels than the terms")
+        return {"shape": shape, "classes": len(self.classes), "mean": mean, "std": std}
 
     def plain(self) -> dict[str, object]:
         """As JSON."""
-        mean, std = (None if v is None else list(v) for v in (self.mean, self.std))
-        core = {"shape": list(self.shape), "classes": list(self.classes), "mean": mean, "std": std}
+        core = {"shape": list(self.shape), "classes": list(self.classes), "normalised": self.normalised}
         return core | ({} if self.schema is None else {"schema": self.schema.plain()})
 
     @staticmethod
@@ -35,11 +56,12 @@ class DataDescription:
             raise Malformed("the description of the data has an impossible shape")
         if not classes or not all(isinstance(c, str) and len(c) <= 200 and c.isprintable() for c in classes):
             raise Malformed("the description of the data has impossible class names")
+        if not isinstance(value.get("normalised"), bool) or (value["normalised"] and len(shape) != 3):
+            raise Malformed("the description of the data does not say whether images are normalised")
         return DataDescription(
             tuple(n for n in shape if isinstance(n, int)),
             tuple(c for c in classes if isinstance(c, str)),
-            _channels(value, "mean"),
-            _channels(value, "std"),
+            value["normalised"],
             _schema(value),
         )
 
@@ -51,15 +73,6 @@ def _items(value: Mapping[str, object], key: str, most: int) -> list[object]:
     return list(items)
 
 
-def _channels(value: Mapping[str, object], key: str) -> tuple[float, ...] | None:
-    if value.get(key) is None:
-        return None
-    numbers = [finite(n) for n in _items(value, key, 1000)]
-    if any(n is None for n in numbers):
-        raise Malformed(f"the description of the data has an impossible {key}")
-    return tuple(n for n in numbers if n is not None)
-
-
 def _schema(value: Mapping[str, object]) -> Schema | None:
     if value.get("schema") is None:
         return None
@@ -67,6 +80,6 @@ def _schema(value: Mapping[str, object]) -> Schema | None:
         schema = Schema.parse(value["schema"])
     except ValueError as error:
         raise Malformed(f"the description of the data has an impossible schema: {error}") from None
-    if list(schema.classes) != _items(value, "classes", 100_000) or [schema.width] != _items(value, "shape", 3):
+    if list(schema.classes) != _items(value, "classes", 100_000) or [len(schema.columns)] != _items(value, "shape", 3):
         raise Malformed("the description of the data has a schema of another shape or with other classes")
     return schema

@@ -18,11 +18,17 @@ INFERENCES = {
     "opinions": "They show which other sites have similar data.",
     "shares": "Single shares show nothing; their sums show what an average model shows.",
     "predictions": "They show, like a model, what this site has learnt, on public rows only.",
+    "statistics": "They show what is usual at this site. A mean of few rows comes close to them.",
     "rows": "Everything: these are your rows.",
 }
+STATISTICS = {  # what leaves of a column
+    "number": "count, mean and standard deviation",
+    "date": "count, mean and standard deviation of dates",
+    "category": "the values that several rows have, and how many have them",
+    "text": "the number of texts, and the words of a vocabulary that several rows have",
+}
 ALWAYS = (
-    "the shape of a row, the names of the classes, how many rows this site has (and channel means of colour images)",
-    "of a table: the names of its columns, counts, means and deviations of numbers, category values in 5 rows or more",
+    "the shape of a row, the names of the classes, how many rows this site has; of a table, the names and kinds of its columns",
     "for each fit the mean training loss and the number of steps; short notes of the method",
     "evaluation metrics and the numbers of rows behind them, as far as the policy allows",
 )
@@ -33,17 +39,38 @@ def explain(terms: Terms, experiment: Experiment, method: Method) -> list[str]:
     plan = ", ".join(f"{key}={value}" for key, value in experiment.local.items())
     settings = ", ".join(f"{key}={value}" for key, value in experiment.settings.items()) or "none"
     reader = "other sites (sealed: the server cannot read it)" if terms.sealed else "the server"
+    kinds = sorted(method.discloses() | ({"statistics"} if terms.description.needs_statistics else set()))
     lines = [
         f"Method: {experiment.method} (settings: {settings})",
         f"Model: {experiment.model}, {method.task.size()} weights" + (", pre-trained" if terms.weights else ""),
         f"Training: {experiment.optimiser}, {plan}; {experiment.rounds} rounds, valid={experiment.valid:g}, seed={experiment.seed}",
         f"Participants: {', '.join(terms.ids)}" + (f"; robust rule {experiment.robust}" if experiment.robust else ""),
         f"What would leave this site, to {reader}:",
-        *(f"  - {DISCLOSURES.get(kind, kind)}" for kind in sorted(method.discloses())),
+        *(f"  - {DISCLOSURES.get(kind, kind)}" for kind in kinds if kind != "statistics"),
+        *_statistics(terms),
         "And to the server, in every run:",
         *(f"  - {text}" for text in ALWAYS),
         "What could be inferred:",
-        *(f"  - {INFERENCES[kind]}" for kind in sorted(method.discloses()) if kind in INFERENCES),
+        *(f"  - {INFERENCES[kind]}" for kind in kinds if kind in INFERENCES),
         f"Digest of these terms: {terms.digest}",
     ]
+    return lines
+
+
+def _statistics(terms: Terms) -> list[str]:
+    """What leaves before the first round, to the server in any case."""
+    schema = terms.description.schema
+    if not terms.description.needs_statistics:
+        return []
+    lines = ["Before the first round, to the server:"]
+    if schema is None:
+        return [*lines, "  - the mean and standard deviation of each colour channel"]
+    for kind, what in STATISTICS.items():
+        names = [column.name for column in schema.columns if column.kind == kind]
+        lines += [f"  - {what}: {', '.join(names)}"] if names else []
+    sketched = [c.name for c in schema.columns if c.kind in ("number", "date") and (c.clip or c.fill == "median")]
+    if sketched:
+        lines.append(
+            f"  - how many values lie in each of many narrow ranges, including the extremes: {', '.join(sketched)}"
+        )
     return lines

@@ -25,7 +25,7 @@ from kilter.net.site_client import open_channel
 from kilter.net.terms import Terms, own_data
 from kilter.records import wire
 from kilter.runtimes.simulation import Simulation
-from kilter.runtimes.step_names import EVALUATE, StepName
+from kilter.runtimes.step_names import EVALUATE, SUMMARISE, StepName
 from kilter.runtimes.step_runner import Done
 
 Print = Callable[[str], None]
@@ -50,10 +50,16 @@ class Rehearsal(Simulation):
                 mine.reply = self.site.policy.filter_report(name, mine.reply)
             _, error, body = make_reply(mine)
             self.show(f"{name}: {len(body)} bytes")
-            for path, leaf in trees.leaves(wire.decode(body)) if not error else ():
-                what = f"{leaf.dtype} {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
-                self.show(f"    {path}  {what}")
+            if not error:
+                _show_leaves(body, self.show)
         return done
+
+
+def _show_leaves(body: bytes, show: Print) -> None:
+    """The name, type and shape of everything in the body of a reply."""
+    for path, leaf in trees.leaves(wire.decode(body)):
+        what = f"{leaf.dtype} {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
+        show(f"    {path}  {what}")
 
 
 async def hear_terms(site: Site, server: str) -> Terms:
@@ -86,6 +92,11 @@ async def rehearse(site: Site, server: str, show: Print) -> None:
         show(line)
     data = own_data(site.dataset, site.name, experiment.seed, experiment.valid)
     show(f"Rehearsal on {len(data.train)} training rows. This is all that would leave this site:")
+    if terms.description.needs_statistics:
+        site.data = data
+        _, _, body = make_reply(Done(site.statistics()))
+        show(f"{SUMMARISE}: {len(body)} bytes")
+        _show_leaves(body, show)
     with Rehearsal(site, "full" if terms.sealed else "star", experiment.seed, data, show) as fed:
         fed.bind(method)
         state = method.setup(fed)

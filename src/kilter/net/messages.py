@@ -17,7 +17,7 @@ from kilter.net.frames import Head
 from kilter.records.wire import Malformed
 from kilter.runtimes.step_names import StepName
 
-PROTOCOL = 2
+PROTOCOL = 3
 MOST_ROWS = 10**10  # rows that a site may announce
 
 

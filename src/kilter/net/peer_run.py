@@ -10,7 +10,7 @@ from rich.console import Console
 
 from kilter import data as kdata
 from kilter.core import Rows
-from kilter.data import Schema
+from kilter.data import Preparation, Schema
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
 from kilter.net.audit import AuditLog
@@ -20,7 +20,7 @@ from kilter.net.peer_transport import PeerTransport
 from kilter.net.policy import SitePolicy
 from kilter.net.server_run import run_rounds
 from kilter.net.status import StatusBoard
-from kilter.net.terms import SENT, Terms, describe, file_digest, own_data, peer_run_id
+from kilter.net.terms import SENT, Terms, file_digest, own_data, peer_run_id
 from kilter.net.tls import Identity
 from kilter.records.run_folder import Store, write
 from kilter.report.result import show_result
@@ -37,7 +37,7 @@ class PeerRun:
     classes: list[str] | None
     folder: str
     policy: SitePolicy
-    schema: Schema | None = None  # of a table: all peers must use the same
+    schema: Schema | Preparation | None = None  # of a table: the fitted preparation that all peers share
 
     where: Path = field(init=False)
     description: DataDescription = field(init=False)
@@ -45,17 +45,20 @@ class PeerRun:
     def __post_init__(self) -> None:
         experiment = self.experiment
         self._dataset = kdata.load(self.data, classes=self.classes, schema=self.schema)
-        if self._dataset.schema is not None and self.schema is None:
+        if self._dataset.schema is not None and not isinstance(self.schema, Preparation):
             raise Mistake(
-                'Peers with tables must share a schema: add a line schema = "schema.toml" to the list of peers '
+                'Peers with tables must share a preparation: add a line schema = "preparation.toml" to the list of peers '
                 "(the run folder of a simulation or server contains one)."
             )
-        self.description = replace(describe(self._dataset), mean=None, std=None)  # nobody knows everyone's
-        self.run_id = peer_run_id(experiment, self.description, self.addresses)
+        preparation = self.schema if isinstance(self.schema, Preparation) else None
+        self.description = replace(DataDescription.of(self._dataset), normalised=False)  # nobody knows everyone's
+        self.facts = self.description.row_facts(preparation)
+        self.run_id = peer_run_id(experiment, self.description, preparation, self.addresses)
         plain = {key: value for key, value in asdict(experiment).items() if key in SENT}
         ids = tuple(self.addresses)
-        terms = Terms(self.run_id, "", plain, file_digest(experiment.weights), self.description, ids, (), True)
-        self.policy.admit(terms, len(self._dataset.train))
+        described = replace(self.description, schema=None)  # the preparation is known: no statistics are asked for
+        terms = Terms(self.run_id, "", plain, file_digest(experiment.weights), described, ids, (), True)
+        self.policy.admit(terms, len(self._dataset.train), self.facts)
         self.where = Path(
             self.folder or f"runs/{Path(experiment.method.split(':')[0]).stem}-{self.me}-{experiment.seed}"
         )
@@ -102,5 +105,5 @@ class PeerRun:
         transport.status = board.read
         if metrics:
             board.publish(metrics)
-        run_rounds(self.experiment, self.description, fed, self.store, board, out)
+        run_rounds(self.experiment, self.facts, fed, self.store, board, out)
         show_result(self.where, out)

@@ -17,11 +17,10 @@ import torch
 from kilter.core import DISCLOSURES, Fit, Method, Tree
 from kilter.data.split import some_of
 from kilter.errors import Mistake, unknown
-from kilter.experiment import Experiment, read_toml
+from kilter.experiment import Experiment, RowFacts, read_toml
 from kilter.methods import find, methods
 from kilter.models import MODELS
 from kilter.models import build as build_model
-from kilter.net.data_description import DataDescription
 from kilter.net.results import METRICS, SHARES
 from kilter.net.terms import Terms, file_digest
 from kilter.plugins import is_file_spec
@@ -29,7 +28,7 @@ from kilter.runtimes.step_names import StepKind, StepName
 from kilter.runtimes.step_runner import resolve
 
 SAFE_KINDS = frozenset(
-    {"model", "density", "sums", "counts", "label_counts", "means", "pictures", "opinions", "shares"}
+    {"model", "density", "sums", "counts", "label_counts", "means", "pictures", "opinions", "shares", "statistics"}
 )
 
 
@@ -90,6 +89,7 @@ class SitePolicy:
     rows_per_fit: int = 16  # fewest rows in any fit
     evaluation: frozenset[str] = frozenset({*METRICS, *SHARES} - {"local"})  # evaluation results that may leave
     evaluation_rows: int = 5  # fewest rows behind an evaluation result
+    statistics_rows: int = 5  # fewest rows behind a mean or a category value that leaves before training
     sealed: bool = False  # only runs in which the server cannot read what sites write to each other
     approval: Literal["person", "policy"] = "person"  # who approves terms: somebody by digest, or this policy alone
     memory_mb: int = 8_000  # most memory of the process; 0: no limit
@@ -116,8 +116,11 @@ class SitePolicy:
 
     # The terms of a run ---------------------------------------------------------------------------------------------
 
-    def admit(self, terms: Terms, rows: int) -> tuple[Experiment, Method]:
-        """The experiment and method of these terms, or a PolicyViolation that says what this site does not allow."""
+    def admit(self, terms: Terms, rows: int, facts: RowFacts) -> tuple[Experiment, Method]:
+        """The experiment and method of these terms, or a PolicyViolation that says what this site does not allow.
+
+        Before the preparation of the data is known, the site passes one of its own, which decides nothing later.
+        """
         plain = dict(terms.experiment)
         name = str(plain.get("method"))
         short = Path(name).name if is_file_spec(name) else name
@@ -137,12 +140,15 @@ class SitePolicy:
         experiment = Experiment.of(plain)
         self._check_training(experiment, self.methods.get(short, {}))
         self._check_rows(experiment, rows)
-        self._check_model(experiment, terms.description)
+        self._check_model(experiment, facts)
         if self.sealed and not terms.sealed:
             raise PolicyViolation("This site's policy requires sealed letters, and in this run the server reads them.")
-        description = terms.description
-        method = experiment.make(description.shape, len(description.classes), description.mean, description.std)
+        method = experiment.make(**facts)
         self._check_disclosures(method, short)
+        if terms.description.needs_statistics and "statistics" not in self.sends:
+            raise PolicyViolation(
+                f"The run wants {DISCLOSURES['statistics']}, which this site's policy does not allow."
+            )
         return experiment, method
 
     def _own(self, spec: str) -> str:
@@ -178,7 +184,7 @@ class SitePolicy:
                 f"With valid={experiment.valid:g} this site would train on {left} rows, and its policy wants {self.rows}."
             )
 
-    def _check_model(self, experiment: Experiment, description: DataDescription) -> None:
+    def _check_model(self, experiment: Experiment, facts: RowFacts) -> None:
         name = experiment.model.split(":")[0]
         if not is_file_spec(experiment.model) and name not in self.models:
             raise PolicyViolation(
@@ -186,7 +192,7 @@ class SitePolicy:
             )
         if not is_file_spec(experiment.model):
             with torch.device("meta"):  # counts the weights without allocating them
-                net = build_model(experiment.model, description.shape, len(description.classes))
+                net = build_model(experiment.model, facts["shape"], facts["classes"])
             size = sum(p.numel() for p in net.parameters())
             if size > self.parameters:
                 raise PolicyViolation(

@@ -22,6 +22,8 @@ from typing import Any, Self
 import torch
 
 from kilter.core import Mail, Method, Post, Rows, Step, Tree, Unread
+from kilter.data import Schema
+from kilter.data.preparation import AnyPreparation, check_statistics
 from kilter.errors import Mistake
 from kilter.net.fields import RESERVED, Place
 from kilter.net.frames import Body, Head
@@ -30,7 +32,7 @@ from kilter.net.results import StepResult, check_counts, check_report
 from kilter.net.transport import ConnectedSite, Transport
 from kilter.records import wire
 from kilter.runtimes.base import Runtime
-from kilter.runtimes.step_names import ADOPT, EVALUATE, StepKind, StepName
+from kilter.runtimes.step_names import ADOPT, EVALUATE, SUMMARISE, StepKind, StepName
 from kilter.runtimes.step_runner import Absent, Done, StepFailed
 
 log = logging.getLogger("kilter.net")
@@ -85,6 +87,7 @@ class ServerRuntime(Runtime):
         deadline: float = 600.0,
         grace: float = 30.0,
         terms: Callable[[ServerRuntime, str], Head] | None = None,
+        preparation: AnyPreparation | None = None,
     ) -> None:
         torch.set_num_threads(1)  # one thread for every fit: the same numbers as in simulation
         super().__init__(sites, seed, topology, bench, public)
@@ -103,6 +106,9 @@ class ServerRuntime(Runtime):
         self._metrics: frozenset[str] | None = None
         self._call: Call | None = None
         self._place: Place = (-1, 0)  # of the last call
+        self.opened: Place = (-1, 0)  # of the call for statistics, before the method's first
+        self.schema: Schema | None = None  # of the statistics that are asked for
+        self.preparation = preparation  # of the data; sites hear it with the terms
         self._first_round: int | None = None  # of this session
         self._late: deque[tuple[str, Place]] = deque(maxlen=REMARKS)  # orders that were not answered in time
         self._remarks: list[tuple[str, str, str]] = []
@@ -118,7 +124,7 @@ class ServerRuntime(Runtime):
 
     def bind(self, method: Method) -> None:
         super().bind(method)
-        self._place, self._first_round, self._method = (-1, 0), None, method
+        self._place, self._first_round, self._method = self.opened, None, method
         self._metrics = method.task.metric_names() if method.task else None
 
     # In the transport's thread, `changed` held -------------------------------------------------------------------------
@@ -240,6 +246,8 @@ class ServerRuntime(Runtime):
             tree = result.reply
             if reply.step == EVALUATE:
                 tree = check_report(tree, rows, self._metrics)
+            if reply.step == SUMMARISE:
+                check_statistics(tree, self.schema)
             if reply.letters:
                 if not isinstance(tree, dict):
                     raise wire.Malformed("its letters are not letters")
@@ -350,6 +358,12 @@ class ServerRuntime(Runtime):
         if left <= 0 and answered + others < min(self.enough, len(call.bodies) + others):
             return math.inf
         return left
+
+    def announce_terms(self) -> None:
+        """Send the terms again, because they hold more now."""
+        with self._transport.changed:
+            for name in self._transport.sites:
+                self._transport.send(name, self._terms(self, name), b"")
 
     def wait(self) -> None:
         """Until a quorum is connected."""

@@ -11,15 +11,20 @@ from pathlib import Path
 from rich.console import Console
 
 from kilter.core import Rows
+from kilter.data import Preparation, Split
+from kilter.data.own_table import with_settings
+from kilter.data.preparation import FILE as PREPARATION_FILE
+from kilter.data.preparation import AnyPreparation, ImagePreparation, parse_preparation
 from kilter.errors import Mistake
-from kilter.experiment import Experiment
+from kilter.experiment import Experiment, RowFacts
 from kilter.net.data_description import DataDescription
+from kilter.net.data_preparation import prepare_data
 from kilter.net.fields import check_name
 from kilter.net.messages import Goodbye
 from kilter.net.peer import PeerRuntime
 from kilter.net.server import ServerRuntime
 from kilter.net.status import StatusBoard
-from kilter.net.terms import Terms, agree_on_data, describe, difference
+from kilter.net.terms import Terms, agree_on_data, difference
 from kilter.net.transport import Transport
 from kilter.records.run_folder import Store, write
 from kilter.records.types import Round
@@ -30,20 +35,25 @@ from kilter.report.result import show_result
 
 @dataclass(frozen=True)
 class Agreement:
-    """Which run this is, who takes part and what a row looks like: decided once, kept in the run folder."""
+    """Which run this is, who takes part, what a row looks like and how it is prepared: decided once, kept in the run folder."""
 
     run: str
     sites: list[str]
     description: DataDescription
+    preparation: AnyPreparation | None = None  # None: not needed, or not fitted yet
 
     def text(self) -> str:
-        return json.dumps({"run": self.run, "sites": self.sites, "data": self.description.plain()}, indent=2)
+        preparation = None if self.preparation is None else self.preparation.plain()
+        plain = {"run": self.run, "sites": self.sites, "data": self.description.plain(), "preparation": preparation}
+        return json.dumps(plain, indent=2)
 
     @staticmethod
     def read(path: Path) -> Agreement:
         try:
             plain = json.loads(path.read_text())
-            return Agreement(str(plain["run"]), list(plain["sites"]), DataDescription.parse(plain["data"]))
+            known = plain.get("preparation")
+            preparation = None if known is None else parse_preparation(known)
+            return Agreement(str(plain["run"]), list(plain["sites"]), DataDescription.parse(plain["data"]), preparation)
         except (OSError, ValueError, LookupError, TypeError, Malformed):
             raise Mistake(f"'{path}' is damaged: choose another --out to start a new run.") from None
 
@@ -77,7 +87,8 @@ class ServerRun:
         self.where = Path(self.folder or f"runs/{Path(experiment.method.split(':')[0]).stem}-sites-{experiment.seed}")
         if self.finished and not (self.where / "run.json").exists():
             raise Mistake(f"'{self.where}' already holds a finished run: choose another --out.")
-        self._bench, self._public, self._description = self._own_data()
+        self._split = None if self.data == "none" else self._own_data()
+        self._description = None if self._split is None else DataDescription.of(self._split.dataset)
         self.store = Store(self.where)
         if not (self.where / "experiment.toml").exists():
             write(self.where / "experiment.toml", experiment.write())
@@ -87,12 +98,33 @@ class ServerRun:
         """Whether the run folder holds a result already."""
         return (self.where / "summary.json").exists()
 
-    def _own_data(self) -> tuple[Rows | None, Rows | None, DataDescription | None]:
-        """The common test set and the public rows, as in simulation, and what a row looks like; nothing for `none`."""
-        if self.data == "none":
-            return None, None, None
-        split = (replace(self.experiment, data=self.data) if self.data else self.experiment).split()
-        return split.test, split.public, describe(split.dataset)
+    def _own_data(self) -> Split:
+        """The common test set and the public rows, as in simulation."""
+        return (replace(self.experiment, data=self.data) if self.data else self.experiment).split()
+
+    def _own_preparation(self) -> AnyPreparation | None:
+        """The preparation that needs no site: a fitted one in --schema, or the server's own images."""
+        if self._split is None:
+            return None
+        dataset = self._split.dataset
+        if dataset.schema is not None:
+            return None if self._split.statistics else dataset.preparation
+        return None if dataset.mean is None or dataset.std is None else ImagePreparation(dataset.mean, dataset.std)
+
+    def _own_rows(self, preparation: AnyPreparation | None) -> tuple[Rows | None, Rows | None]:
+        """The common test set and the public rows, prepared like those of the sites."""
+        if self._split is None:
+            return None, None
+        split, public = self._split, self._split.public
+        if not isinstance(preparation, Preparation) or preparation == split.dataset.preparation:
+            return split.test, public
+        x = split.dataset.prepared(preparation).x
+        tables = {"x": x, "y": split.dataset.y}
+        if public is not None and public.tables is not split.test.tables:
+            raise Mistake(
+                "With a table, set public rows aside (public = 10): a file of public rows is not supported here."
+            )
+        return Rows(tables, split.test.index), public and Rows(tables, public.index)
 
     def run(self, transport: Transport, me: str, out: Console, metrics: str = "") -> None:
         """Wait for a quorum, run to the end, show the result; sites are told why the server stops, whatever happens."""
@@ -118,21 +150,23 @@ class ServerRun:
         experiment = self.experiment
         agreed = self._agree(transport, out)
         description = agreed.description
+        bench, public = self._own_rows(agreed.preparation)
         runtime = ServerRuntime(
             transport,
             agreed.sites,
             run=agreed.run,
             seed=experiment.seed,
             topology=experiment.topology,
-            bench=self._bench,
-            public=self._public,
+            bench=bench,
+            public=public,
             classes=len(description.classes),
             quorum=self.quorum or None,
             deadline=self.deadline,
             grace=self.grace,
             terms=lambda fed, name: Terms.write(
-                fed.run, fed.session, experiment, description, fed.topology, name
+                fed.run, fed.session, experiment, description, fed.topology, name, fed.preparation
             ).head(),
+            preparation=agreed.preparation,
         )
         board = StatusBoard(
             me, runtime, experiment.rounds, lambda: (transport.sites, dict(transport.traffic), transport.last_error)
@@ -140,7 +174,20 @@ class ServerRun:
         transport.status = board.read
         if metrics:
             board.publish(metrics)
-        run_rounds(experiment, description, runtime, self.store, board, out)
+        if description.needs_statistics and agreed.preparation is None:
+            self._prepare(agreed, runtime, out)
+        run_rounds(experiment, description.row_facts(runtime.preparation), runtime, self.store, board, out)
+
+    def _prepare(self, agreed: Agreement, runtime: ServerRuntime, out: Console) -> None:
+        """Fit the preparation on statistics of the sites, keep it in the run folder, and tell the sites."""
+        out.print("Preparing the data: sites that have approved the terms send statistics of their rows.")
+        preparation = prepare_data(runtime, agreed.description)
+        write(self.where / "run.json", replace(agreed, preparation=preparation).text())
+        if isinstance(preparation, Preparation):
+            write(self.where / PREPARATION_FILE, preparation.text())
+        runtime.preparation = preparation
+        runtime.bench, runtime.public = self._own_rows(preparation)
+        runtime.announce_terms()
 
     def _dismiss(self, transport: Transport, out: Console) -> None:
         """The run is finished already: tell the sites that still wait, for some seconds."""
@@ -167,7 +214,9 @@ class ServerRun:
             out.print(f"Waiting for {need} sites.")
             listed, description = self._meet(transport, need)
             transport.allowed = listed
-        agreed = Agreement(uuid.uuid4().hex, listed, description)
+        if description.schema is not None:
+            description = replace(description, schema=with_settings(description.schema, self.experiment.prepare))
+        agreed = Agreement(uuid.uuid4().hex, listed, description, self._own_preparation())
         write(path, agreed.text())
         if description.schema is not None:
             write(self.where / "schema.toml", description.schema.text())
@@ -193,14 +242,14 @@ class ServerRun:
 
 def run_rounds(
     experiment: Experiment,
-    description: DataDescription,
+    facts: RowFacts,
     fed: ServerRuntime | PeerRuntime,
     store: Store,
     board: StatusBoard,
     out: Console,
 ) -> None:
     """Wait for a quorum, then run to the end; every round is checkpointed before the next begins."""
-    method = experiment.make(description.shape, len(description.classes), description.mean, description.std)
+    method = experiment.make(**facts)
     fed.robust = experiment.robust
     fed.wait()
     with Progress(experiment.rounds, out, method.task.main) as progress:

@@ -18,6 +18,7 @@ import torch
 
 from kilter import data as kdata
 from kilter.core import Data, Fit, Method, Node, Post, Step, Tree
+from kilter.data.preparation import AnyPreparation, ImagePreparation, Preparation, fit_whole
 from kilter.data.schema import quoted
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
@@ -32,19 +33,23 @@ from kilter.net.policy import PolicyViolation, SitePolicy
 from kilter.net.results import StepResult
 from kilter.net.seal import Seal
 from kilter.net.site_state import SiteState, StateDirectory
-from kilter.net.terms import Terms, describe_own, own_data
+from kilter.net.terms import Terms, own_data
 from kilter.net.tls import Identity
 from kilter.records import wire
 from kilter.runtimes.base import fingerprint
 from kilter.runtimes.ledger import refuse_letter
 from kilter.runtimes.reply_checks import checked
-from kilter.runtimes.step_names import EVALUATE, StepKind
+from kilter.runtimes.step_names import EVALUATE, SUMMARISE, StepKind
 from kilter.runtimes.step_runner import Done, RunningStep, resolve, run_step
 from kilter.trees import not_finite, tensors
 
 log = logging.getLogger("kilter.net")
 
 MOST_CALLS = 100_000  # orders in one round
+FRAMEWORK_KINDS = {
+    EVALUATE: "evaluation",
+    SUMMARISE: "statistics",
+}  # what replies to the framework's own steps disclose
 Ask = Callable[[list[str]], bool]  # shows the terms in plain words, and asks whether to approve them
 
 
@@ -81,6 +86,7 @@ class Site:
     experiment: Experiment = field(init=False)
     method: Method = field(init=False)
     data: Data = field(init=False)
+    preparation: AnyPreparation | None = field(init=False, default=None)  # of this run; None: not known, or not needed
     last_contact: float = field(init=False, default=-1.0)  # when the server last sent its terms
 
     def __post_init__(self) -> None:
@@ -100,7 +106,7 @@ class Site:
 
     def hello(self, rehearsal: bool = False) -> Hello:
         rows = len(self.dataset.train) + len(self.dataset.test)
-        description, card = describe_own(self.dataset), self.seal.card()
+        description, card = DataDescription.of(self.dataset), self.seal.card()
         return Hello(self.name, description, rows, self.directory.instance, card, "dry-run" if rehearsal else "join")
 
     # The terms ------------------------------------------------------------------------------------------------------
@@ -109,18 +115,31 @@ class Site:
         """What these terms would run here, if the policy allows it; a Mistake otherwise."""
         description = terms.description
         self._match_table(description)
-        if tuple(self.dataset.x.shape[1:]) != description.shape:
-            raise Mistake(
-                f"Rows here have shape {tuple(self.dataset.x.shape[1:])}, and the server wants {description.shape}."
-            )
+        own = DataDescription.of(self.dataset)
+        if own.shape != description.shape or own.normalised != description.normalised:
+            raise Mistake(f"Rows here have shape {own.shape}, and the server wants {description.shape}.")
         if terms.sealed and not {self.name, *terms.peers} <= set(terms.ids):
             raise Mistake("The terms do not name this site and its neighbours among the participants.")
         if description.classes != self.dataset.classes:
             self.dataset = kdata.load(self.data_path, classes=description.classes)
-        return self.policy.admit(terms, len(self.dataset.train))
+        preparation = terms.preparation or self._provisional()
+        facts = description.row_facts(preparation)
+        experiment, method = self.policy.admit(terms, len(self.dataset.train), facts)
+        if isinstance(preparation, Preparation):
+            self.dataset = self.dataset.prepared(preparation)
+        return experiment, method
+
+    def _provisional(self) -> AnyPreparation | None:
+        """A preparation from this site's rows alone, to check the terms and to rehearse. It stays here."""
+        dataset = self.dataset
+        if dataset.raw is not None and dataset.schema is not None:
+            return fit_whole(dataset.raw, dataset.schema, dataset.train.numpy())
+        if dataset.mean is not None and dataset.std is not None:
+            return ImagePreparation(dataset.mean, dataset.std)
+        return None
 
     def _match_table(self, description: DataDescription) -> None:
-        """Prepare this site's table as the terms say, with columns matched by name; a Mistake says what does not fit."""
+        """Read this site's table as the terms say, with columns matched by name; a Mistake says what does not fit."""
         schema = description.schema
         if schema is None and self.dataset.schema is not None:
             raise Mistake(
@@ -129,12 +148,16 @@ class Site:
         if schema is not None and self.dataset.schema is None:
             raise Mistake(f"The terms want a table with the columns {quoted(schema.names)}, and this site has arrays.")
         if schema != self.dataset.schema:
-            self.dataset = kdata.load(self.data_path, schema=schema, table=self.table)
+            self.dataset = kdata.load(self.data_path, schema=schema, table=self.table, prepare=False)
 
     def agree(self, terms: Terms) -> None:
         """Take part under these terms if the policy allows them and they are approved; a Mistake says why not."""
         known = self.terms
         if known is not None and self.state is not None and (known.run, known.digest) == (terms.run, terms.digest):
+            if self.preparation is not None and terms.preparation != self.preparation:
+                raise Mistake("The server changed the preparation of the data in a run: start this site again.")
+            if terms.preparation is not None and self.preparation is None:
+                self._take_part(terms, *self.consider(terms))
             self.terms = terms  # the server may have started a new session
             return
         if known is not None and known.run == terms.run:
@@ -143,11 +166,16 @@ class Site:
             )
         experiment, method = self.consider(terms)
         self._approve(terms, experiment, method)
-        data = own_data(self.dataset, self.name, experiment.seed, experiment.valid)
         if self.state is not None:
             self.state.close()
         self.state = SiteState(self.directory, terms.run, self.policy.state_mb)
-        self.terms, self.experiment, self.method, self.data, self._last = terms, experiment, method, data, None
+        self._last = None
+        self._take_part(terms, experiment, method)
+
+    def _take_part(self, terms: Terms, experiment: Experiment, method: Method) -> None:
+        data = own_data(self.dataset, self.name, experiment.seed, experiment.valid)
+        self.terms, self.experiment, self.method, self.data = terms, experiment, method, data
+        self.preparation = terms.preparation
 
     def _approve(self, terms: Terms, experiment: Experiment, method: Method) -> None:
         digest = terms.digest
@@ -160,7 +188,14 @@ class Site:
         else:
             raise NotApproved(digest)
         self.approvals.add(digest, how)
-        self.audit.record("approval", run=terms.run, kinds=" ".join(sorted(method.discloses())), approval=digest)
+        kinds = method.discloses() | ({"statistics"} if terms.description.needs_statistics else set())
+        self.audit.record("approval", run=terms.run, kinds=" ".join(sorted(kinds)), approval=digest)
+
+    def statistics(self) -> dict[str, object]:
+        """What this site says about its training rows for the preparation of the data, if the policy allows it."""
+        if "statistics" not in self.policy.sends:
+            raise PolicyViolation("This site's policy does not allow statistics of its rows to leave.")
+        return self.dataset.statistics(self.data.train.index.numpy(), self.policy.statistics_rows)
 
     # Orders ---------------------------------------------------------------------------------------------------------
 
@@ -184,14 +219,14 @@ class Site:
 
     def _record(self, order: Order, body: bytes) -> None:
         assert self.terms is not None
-        kinds = "evaluation" if order.step == EVALUATE else " ".join(sorted(self.method.discloses()))
+        kinds = FRAMEWORK_KINDS.get(order.step) or " ".join(sorted(self.method.discloses()))
         self.audit.record(
             "reply",
             body,
             run=order.run,
             round=order.round,
             step=str(order.step),
-            kinds=f"sealed: {kinds}" if self.terms.sealed and order.step != EVALUATE else kinds,
+            kinds=f"sealed: {kinds}" if self.terms.sealed and order.step not in FRAMEWORK_KINDS else kinds,
             to=self.server_name,
             approval=self.terms.digest,
         )
@@ -206,6 +241,8 @@ class Site:
         assert self.state is not None
         assert self.terms is not None
         self._check_order(order)
+        if order.step == SUMMARISE:
+            return self._reply(order, Done(self.statistics()))
         node = Node(
             self.name,
             self.data,
@@ -236,6 +273,15 @@ class Site:
         assert self.terms is not None
         if order.run != self.terms.run or order.round > self.experiment.rounds or order.seq > MOST_CALLS:
             raise PolicyViolation("The order does not belong to the approved run.")
+        pending = self.terms.description.needs_statistics and self.preparation is None
+        if pending != (order.step == SUMMARISE):
+            raise PolicyViolation(
+                "The data is not prepared yet."
+                if pending
+                else "This run does not need statistics, or has them already."
+            )
+        if pending:
+            return
         self.policy.check_step(self.method, order.step)
         if self.terms.sealed and not set(order.cards) <= set(self.terms.ids):
             raise PolicyViolation("The order has cards of sites that do not take part.")

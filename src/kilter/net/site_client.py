@@ -87,14 +87,7 @@ async def _session(site: Site, stream: Stream, running: RunningOrders) -> bool:
     head, _ = await read_letter(stream.read, 0)
     if kind_of(head) == "goodbye":
         return _is_over(Goodbye.parse(head))
-    terms = Terms.parse(head)
-    site.last_contact = time.monotonic()
-    try:
-        await asyncio.to_thread(site.agree, terms)
-    except Mistake as e:
-        await write(stream, Refusal(str(e)).head())
-        await stream.done_writing()
-        raise
+    terms = await _agree(site, stream, head)
     log.info("here as %s, run %s: %s", site.name, terms.run[:8], type(site.method).__name__)
     orders: asyncio.Queue[tuple[Order, bytes]] = asyncio.Queue(maxsize=16)
     worker = asyncio.create_task(_work(site, stream, orders, running))
@@ -108,12 +101,27 @@ async def _session(site: Site, stream: Stream, running: RunningOrders) -> bool:
             head, body = reader.result()
             if kind_of(head) == "goodbye":
                 return _is_over(Goodbye.parse(head))
+            if kind_of(head) == "terms":  # they hold the preparation of the data now
+                terms = await _agree(site, stream, head)
             if kind_of(head) == "order":
                 order = Order.parse(head)
                 if order.run == terms.run:
                     await orders.put((order, body))
     finally:
         worker.cancel()
+
+
+async def _agree(site: Site, stream: Stream, head: Head) -> Terms:
+    """Agree to the terms, or refuse them and say why."""
+    terms = Terms.parse(head)
+    site.last_contact = time.monotonic()
+    try:
+        await asyncio.to_thread(site.agree, terms)
+    except Mistake as e:
+        await write(stream, Refusal(str(e)).head())
+        await stream.done_writing()
+        raise
+    return terms
 
 
 def _is_over(goodbye: Goodbye) -> bool:

@@ -62,6 +62,7 @@ class Runtime(Federation):
         self.round = 0
         self.topology = topology(spec, self.ids, seed)
         self.ledger = Ledger()
+        self.opening = Ledger()  # the letters before the method's set-up: statistics for the preparation of data
         self.role = ""  # the node that aggregated last (rotating)
         self.robust = ""  # the rule for robust aggregation (kilter.runtimes.robust)
         self.devices: tuple[torch.device, ...] = (placement.CPU,)

@@ -44,6 +44,12 @@ class Ledger:
             self.evaluation["up"] += size * (sender != SERVER)
             self.evaluation["down"] += size * (receiver != SERVER)
 
+    def include(self, other: Ledger) -> None:
+        """Book the letters and failures of other books, too."""
+        self.sent.update(other.sent)
+        self.received.update(other.received)
+        self.failures += other.failures
+
     def fitted(self, step: str, fits: list[tuple[float, int]], seconds: float) -> None:
         """Book the fits of a step: (mean loss, steps) of each, and the seconds they took."""
         self.losses += fits

@@ -4,7 +4,7 @@ train                        a step of the method
 spread:train                 peers: run `train`, then send the result to every neighbour
 gather:combine               peers: run `combine` on the letters that arrived
 gather:trimmed:0.2:combine   the same, after the robust rule `trimmed:0.2` was applied to the letters
-:evaluate, :look, :adopt     steps of the framework
+:evaluate, :look, :adopt, :summarise     steps of the framework
 """
 
 from __future__ import annotations
@@ -84,4 +84,5 @@ def _not_a_step(text: str) -> Mistake:
 EVALUATE = StepName("evaluate", StepKind.FRAMEWORK)  # measure models on a node's own rows
 LOOK = StepName("look", StepKind.FRAMEWORK)  # a simulator's processes share the common test set
 ADOPT = StepName("adopt", StepKind.FRAMEWORK)  # peers: start from this state
-FRAMEWORK_STEPS = tuple(map(str, (EVALUATE, LOOK, ADOPT)))
+SUMMARISE = StepName("summarise", StepKind.FRAMEWORK)  # statistics of a site's rows, for the preparation of the data
+FRAMEWORK_STEPS = tuple(map(str, (EVALUATE, LOOK, ADOPT, SUMMARISE)))

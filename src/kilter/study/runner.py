@@ -25,6 +25,7 @@ import msgspec
 import torch
 
 from kilter.data import Dataset
+from kilter.data.preparation import FILE as PREPARATION_FILE
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
 from kilter.federate import Watch
@@ -226,6 +227,8 @@ def run_one(experiment: Experiment, folder: Path, watch: Watch) -> None:
             write(folder / "experiment.toml", experiment.write())
         if datasets[0].schema is not None:
             write(folder / "schema.toml", datasets[0].schema.text())
+        if datasets[0].preparation is not None:
+            write(folder / PREPARATION_FILE, datasets[0].preparation.text())
         experiment.run(method, fed, store, watch)
         store.close()
 

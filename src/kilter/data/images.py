@@ -1,0 +1,317 @@
+"""Image folders: client/class/*.png or class/*.png, with or without folders train and test, or a table of paths and labels.
+
+Images are decoded once, into one memory-mapped file in the cache folder ($KILTER_CACHE or ~/.cache/kilter). Training reads rows
+from that file, so data larger than memory works. An image that cannot be decoded is skipped, named and counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from kilter.data.files import AnyArray
+from kilter.data.holdout import Index, hold_out, hold_out_share
+from kilter.data.schema import class_order, quoted
+from kilter.data.volumes import SUFFIXES as VOLUMES
+from kilter.data.volumes import is_volume, read_volume
+from kilter.errors import Mistake
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+TRAIN, TEST = ("train", "training"), ("test", "testing")
+DEFAULT_SIZE = 64  # for images of different sizes
+LARGEST_SIZE = 256  # larger images are resized to DEFAULT_LARGE
+DEFAULT_LARGE = 224
+HEADERS = 5_000  # images whose size and mode are looked at before decoding
+CHUNK = 256  # images decoded at a time
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """How to read images."""
+
+    size: str = ""  # 64 or 64x48 (height x width); empty: their own size if they have the same
+    mode: str = ""  # grey or rgb; empty: grey if all are
+    test_size: float = 0.0  # the share of test rows; 0: one row in five
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """One image, and what its folders or the table say about it."""
+
+    path: Path
+    label: str
+    client: str = ""
+    part: str = ""  # train, test, or empty
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Decoded images with their labels and clients."""
+
+    x: AnyArray  # (N, C, H, W), memory-mapped
+    y: Index
+    train: Index
+    test: Index
+    classes: tuple[str, ...]
+    groups: Index | None
+    group_names: tuple[str, ...]
+    notes: tuple[str, ...]  # what was decided and what was skipped, for the first lines of a run
+
+
+def is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES or is_volume(path)
+
+
+def is_image_folder(path: Path) -> bool:
+    """Whether this is a folder with images in folders of its own."""
+    if not path.is_dir():
+        return False
+    return any(is_image(Path(name)) for folder, _, names in os.walk(path) if Path(folder) != path for name in names)
+
+
+# Which images there are -----------------------------------------------------------------------------------------------
+
+
+def find_images(root: Path) -> list[ImageFile]:
+    """The images of a folder. The innermost folder is the class; one around it, the client; train and test may be anywhere."""
+    files = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        parts = Path(folder).relative_to(root).parts
+        marks = [part.lower() for part in parts if part.lower() in TRAIN + TEST]
+        levels = [part for part in parts if part.lower() not in TRAIN + TEST]
+        part = "" if not marks else "train" if marks[0] in TRAIN else "test"
+        for name in sorted(names):
+            path = Path(folder) / name
+            if not is_image(path) or name.startswith("."):
+                continue
+            if not 1 <= len(levels) <= 2 or len(marks) > 1:
+                raise Mistake(
+                    f"'{path}' is in {len(levels)} folders: put images into class/ or client/class/ (with train/ and test/ "
+                    "around or inside, if you like)."
+                )
+            files.append(ImageFile(path, levels[-1], levels[0] if len(levels) == 2 else "", part))
+    with_client = next((f for f in files if f.client), None)
+    without = next((f for f in files if not f.client), None)
+    if with_client and without:
+        raise Mistake(
+            f"'{with_client.path}' has a folder for its client and '{without.path}' has none: use class/ or client/class/ for all."
+        )
+    return files
+
+
+def from_rows(paths: Sequence[str], labels: Sequence[str], clients: Sequence[str], folder: Path) -> list[ImageFile]:
+    """The images that a table lists; paths are relative to the table's folder."""
+    files = [
+        ImageFile(folder / path, label, client) for path, label, client in zip(paths, labels, clients, strict=True)
+    ]
+    missing = [str(f.path) for f in files if not f.path.is_file()]
+    if missing:
+        raise Mistake(f"The table lists images that do not exist: {quoted(missing, 3)}. Correct the paths.")
+    return files
+
+
+# Decoding -------------------------------------------------------------------------------------------------------------
+
+
+def load_images(name: str, files: list[ImageFile], options: ImageOptions, classes: tuple[str, ...] | None) -> ImageSet:
+    """Decode images, or find them decoded in the cache, and divide them into training and test rows."""
+    if not files:
+        raise Mistake(f"'{name}' has no images: put them into class/ or client/class/.")
+    volumes = {is_volume(f.path) for f in files}
+    if len(volumes) > 1:
+        raise Mistake(f"'{name}' holds images and volumes ({', '.join(VOLUMES)}): keep one kind.")
+    notes: list[str] = []
+    size, mode = ((0, 0), "") if volumes == {True} else choose_format(files, options, notes)
+    x, kept, skipped = _decoded(files, size, mode)
+    if skipped:
+        shown = "; ".join(f"'{path}' ({why})" for path, why in skipped[:3]) + (" ..." if len(skipped) > 3 else "")
+        notes.append(f"Skipped {len(skipped)} of {len(files)} images that cannot be read: {shown}.")
+    if not kept:
+        raise Mistake(
+            f"None of the {len(files)} images of '{name}' can be read, such as {notes[-1].partition(': ')[2]}"
+        )
+    files = [files[at] for at in kept]
+    names = classes or class_order([f.label for f in files])
+    foreign = sorted({f.label for f in files} - set(names))
+    if foreign:
+        raise Mistake(f"'{name}': class '{foreign[0]}' is not among the classes {quoted(names)}: correct one of them.")
+    place = {label: at for at, label in enumerate(names)}
+    y = np.array([place[f.label] for f in files], dtype=np.int64)
+    groups, group_names = _groups(files)
+    train, test = _divide(name, files, y, groups, options)
+    return ImageSet(x, y, train, test, names, groups, group_names, tuple(notes))
+
+
+def _groups(files: Sequence[ImageFile]) -> tuple[Index | None, tuple[str, ...]]:
+    if not files[0].client:
+        return None, ()
+    names, numbers = np.unique([f.client for f in files], return_inverse=True)
+    return numbers.astype(np.int64), tuple(str(n) for n in names)
+
+
+def _divide(
+    name: str, files: Sequence[ImageFile], y: Index, groups: Index | None, options: ImageOptions
+) -> tuple[Index, Index]:
+    parts = np.array([f.part for f in files])
+    if (parts == "").all():
+        return hold_out_share(y, groups, options.test_size) if options.test_size else hold_out(y, groups)
+    if (parts == "").any() or not {"train", "test"} <= set(parts.tolist()):
+        raise Mistake(f"'{name}' needs images in folders train and test, or neither of the two.")
+    train, test = np.flatnonzero(parts == "train"), np.flatnonzero(parts == "test")
+    untrained = sorted({f.label for f in files if f.part == "test"} - {f.label for f in files if f.part == "train"})
+    if untrained:
+        raise Mistake(f"The test images of '{name}' have the class {quoted(untrained)}, which no training image has.")
+    return train, test
+
+
+def choose_format(files: Sequence[ImageFile], options: ImageOptions, notes: list[str]) -> tuple[tuple[int, int], str]:
+    """(Height, width) and the mode of Pillow, from the options or from the headers of the images."""
+    sizes: set[tuple[int, int]] = set()
+    modes: set[str] = set()
+    looked_at = np.unique(np.linspace(0, len(files) - 1, min(len(files), HEADERS)).astype(int))
+    for at in map(int, looked_at):
+        try:
+            with Image.open(files[at].path) as image:
+                sizes.add((image.height, image.width))
+                modes.add(image.mode)
+        except Exception:  # a damaged file, which decoding names
+            continue
+    mode = {"grey": "L", "rgb": "RGB"}.get(options.mode) or ("L" if modes <= {"1", "L", "I", "I;16", "F"} else "RGB")
+    if len(modes) > 1 and not options.mode:
+        shown = "grey" if mode == "L" else "RGB"
+        notes.append(
+            f"Images have several modes ({', '.join(sorted(modes))}): all become {shown}. Change it with --image-mode."
+        )
+    if options.size:
+        return parse_size(options.size), mode
+    if len(sizes) == 1 and max(next(iter(sizes))) <= LARGEST_SIZE:
+        return next(iter(sizes)), mode
+    side = DEFAULT_LARGE if len(sizes) == 1 else DEFAULT_SIZE
+    what = "different sizes" if len(sizes) != 1 else "{}x{} pixels".format(*next(iter(sizes)))
+    notes.append(f"Images have {what}: all become {side}x{side}. Change it with --image-size.")
+    return (side, side), mode
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """(Height, width) from 64 or 64x48."""
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(side.isdigit() and 1 <= int(side) <= 4096 for side in sides):
+        raise Mistake(f"--image-size takes a number of pixels, such as 64 or 64x48 (height x width), not '{text}'.")
+    return int(sides[0]), int(sides[-1])
+
+
+def decode(path: Path, size: tuple[int, int], mode: str) -> AnyArray:
+    """One image as bytes of shape (channels, height, width), or a volume."""
+    if is_volume(path):
+        return read_volume(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        with Image.open(path) as image:
+            if image.format == "JPEG":
+                image.draft(mode, (2 * size[1], 2 * size[0]))  # decodes at a fraction of the size where that is enough
+            if image.mode in ("I", "I;16", "F"):
+                pixels = np.asarray(image, dtype=np.float64)
+                top = 65535.0 if image.mode.startswith("I") else max(float(pixels.max()), 1e-12)
+                loaded = Image.fromarray((pixels.clip(0, top) * (255 / top)).astype(np.uint8)).convert(mode)
+            else:
+                loaded = image.convert(mode)
+            if (loaded.height, loaded.width) != size:
+                loaded = loaded.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+            pixels = np.asarray(loaded)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _try(path: Path, size: tuple[int, int], mode: str) -> AnyArray | str:
+    """An image, or why it cannot be read."""
+    try:
+        return decode(path, size, mode)
+    except Mistake:
+        raise
+    except Exception as error:  # Pillow raises many kinds for damaged files
+        return (str(error).splitlines() or [""])[0].replace(str(path), "it")[:100] or type(error).__name__
+
+
+Skipped = list[tuple[str, str]]  # path and reason
+
+
+def _decoded(files: Sequence[ImageFile], size: tuple[int, int], mode: str) -> tuple[AnyArray, list[int], Skipped]:
+    """All images in one memory-mapped array, the places of the files that are in it, and the others."""
+    folder = Path(os.environ.get("KILTER_CACHE") or Path.home() / ".cache" / "kilter") / "images"
+    path = folder / f"{_key(files, size, mode)}.npy"
+    index = path.with_suffix(".json")
+    if not index.exists() or not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        kept, skipped = _write(path, files, size, mode)
+        index.write_text(json.dumps({"kept": kept, "skipped": skipped}))
+    record = json.loads(index.read_text())
+    kept, skipped = record["kept"], [(str(name), str(why)) for name, why in record["skipped"]]
+    x: AnyArray = (
+        np.load(path, mmap_mode="c") if kept else np.zeros((0, 1, 1, 1), np.uint8)
+    )  # "c": nobody writes to the file
+    return x, kept, skipped
+
+
+def _key(files: Sequence[ImageFile], size: tuple[int, int], mode: str) -> str:
+    """Changes when a file or the format does."""
+    digest = blake2b(repr((size, mode)).encode(), digest_size=16)
+    for file in files:
+        status = file.path.stat()
+        digest.update(
+            f"{file.path.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape")
+        )
+    return digest.hexdigest()
+
+
+def _write(path: Path, files: Sequence[ImageFile], size: tuple[int, int], mode: str) -> tuple[list[int], Skipped]:
+    """Decode into a .npy file. The file is complete or does not exist."""
+    kept: list[int] = []
+    skipped: Skipped = []
+    shape: tuple[int, ...] = ()
+    kind: np.dtype[np.generic] = np.dtype(np.uint8)
+    with NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
+        try:
+            file.write(b"\0" * 128)  # the header, written at the end
+            for at, pixels in enumerate(_decode_all([f.path for f in files], size, mode)):
+                if isinstance(pixels, str):
+                    skipped.append((str(files[at].path), pixels))
+                    continue
+                if shape and pixels.shape != shape:
+                    raise Mistake(
+                        f"'{files[at].path}' has the shape {pixels.shape} and others have {shape}: use one shape for all."
+                    )
+                shape, kind = pixels.shape, pixels.dtype
+                file.write(np.ascontiguousarray(pixels).tobytes())
+                kept.append(at)
+            file.seek(0)
+            file.write(_header((len(kept), *shape), kind))
+            file.flush()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    return kept, skipped
+
+
+def _header(shape: tuple[int, ...], kind: np.dtype[np.generic]) -> bytes:
+    """The first 128 bytes of a .npy file."""
+    text = repr({"descr": kind.str, "fortran_order": False, "shape": shape})
+    return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode() + b"\n"
+
+
+def _decode_all(paths: Sequence[Path], size: tuple[int, int], mode: str) -> Iterator[NDArray[np.generic] | str]:
+    """Images in order, decoded by as many threads as there are processors (Pillow lets them run at the same time)."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for start in range(0, len(paths), CHUNK):
+            yield from pool.map(lambda path: _try(path, size, mode), paths[start : start + CHUNK])

@@ -1,0 +1,312 @@
+"""A user's table from its files: labels, clients, training and test rows, and parsed columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from kilter.data.columns import Parsed, as_numbers, fit_kinds, infer, parse_column
+from kilter.data.holdout import Index, hold_out, hold_out_share
+from kilter.data.images import ImageFile, from_rows, is_image
+from kilter.data.schema import Column, Schema, class_order, quoted
+from kilter.data.statistics import TOKEN
+from kilter.data.tables import Table, TableOptions, as_text, read_table, table_files
+from kilter.errors import Mistake, unknown
+
+LABELS, CLIENTS = ("label", "y"), ("client", "group")  # columns that are recognised by name
+PATHS = ("path", "image", "file", "filename")  # likewise, of images
+MOST_CLASSES = 100
+MOST_CATEGORIES = 100  # a column of words with more different values is free text
+
+
+@dataclass(frozen=True, eq=False)
+class OwnTable:
+    """A table as it was read, before its preparation."""
+
+    raw: dict[str, Parsed]
+    y: Index
+    train: Index
+    test: Index
+    groups: Index | None
+    group_names: tuple[str, ...]
+    schema: Schema
+    client: str  # where the clients come from; empty: the table names none
+
+
+def open_table(path: Path, options: TableOptions) -> tuple[Table, Table]:
+    """Read a table: its rows, and the same followed by the rows of a test file, if there is one."""
+    files, test_file = table_files(path)
+    if not files:
+        raise Mistake(f"Folder '{path}' has no tables (.csv, .tsv, .parquet): put one file per client there.")
+    apart = options.test_file or (str(test_file) if test_file else "")
+    table = read_table(files, options.drop)
+    return table, read_table([*files, Path(apart).expanduser()], options.drop) if apart else table
+
+
+def divide_table(
+    table: Table, whole: Table, options: TableOptions, schema: Schema | None, classes: tuple[str, ...] | None
+) -> OwnTable:
+    """Labels, clients, training and test rows of a table; the rows of `whole` after those of `table` are test rows.
+
+    With `schema`, columns are matched by name and must be what it says.
+    """
+    target = label_column(table, options.label or (schema.target if schema else ""))
+    client = client_column(table, options.client) if len(table.files) == 1 or options.client else ""
+    features = [name for name in table.columns if name not in (target, client)]
+    if len(table) == 0 or not features:
+        raise Mistake(
+            f"'{table.name}' has {len(table)} rows and {len(features)} feature columns: it needs at least one of each."
+        )
+    y, names = _labels(whole, target, classes or (schema.classes if schema else None), len(table))
+    groups, group_names = _clients(whole, client, table.files)
+    if len(whole) > len(table):
+        train, test = np.arange(len(table)), np.arange(len(table), len(whole))
+    elif options.test_size:
+        train, test = hold_out_share(y, groups, options.test_size)
+    else:
+        train, test = hold_out(y, groups)
+    raw = parse_features(whole, features, options, schema)
+    own = infer(raw, target, names, parse_prepare(options.prepare))
+    digest = tokenizer_digest(options.tokenizer)
+    own = replace(own, columns=tuple(replace(c, tokenizer=digest) if c.kind == "text" else c for c in own.columns))
+    if schema is not None:
+        reason = schema.mismatch(own)
+        if reason:
+            raise Mistake(f"'{table.name}' does not fit the schema: {reason}.")
+    source = f"column '{client}'" if client else "files" if groups is not None else ""
+    return OwnTable(raw, y, train, test, groups, group_names, schema or own, source)
+
+
+def parse_features(
+    table: Table, features: list[str], options: TableOptions, schema: Schema | None = None
+) -> dict[str, Parsed]:
+    """The columns of features. A column of text is named in the options or in the schema."""
+    texts = {*options.text, *(c.name for c in schema.columns if c.kind == "text")} if schema else set(options.text)
+    for name in options.text:
+        if name not in features:
+            raise unknown(f"column for --text in '{table.name}'", name, features)
+    raw: dict[str, Parsed] = {}
+    for name in features:
+        raw[name] = parse_column(table, name, name in texts)
+        del table.columns[name]  # frees its memory
+        if raw[name].kind == "text" and options.tokenizer:
+            raw[name] = tokenise(raw[name], options.tokenizer)
+        _refuse_free_text(table, name, raw[name])
+    return fit_kinds(raw, schema) if schema else raw
+
+
+def parse_prepare(text: str) -> Column:
+    """The options of --prepare, NAME=VALUE separated by commas, as a column with these settings.
+
+    >>> parse_prepare("fill=median,clip=0.01").fill
+    'median'
+    """
+    fields: dict[str, object] = {"name": "all", "kind": "number"}
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = pair.partition("=")
+        if name in ("scale", "parts") and value in ("yes", "no"):
+            fields[name] = value == "yes"
+        elif name == "clip" and _is_decimal(value):
+            fields[name] = float(value)
+        elif name in ("least", "width", "vocabulary") and value.isdigit():
+            fields[name] = int(value)
+        elif name == "fill":
+            fields[name] = value
+        else:
+            raise Mistake(
+                f"--prepare does not know '{pair}': use fill=mean, fill=median, fill=most-frequent, clip=0.01, scale=no, "
+                "parts=yes (dates), least=5, width=1024 or vocabulary=1000 (texts), separated by commas."
+            )
+    try:
+        return Column.parse(fields)
+    except ValueError as error:
+        raise Mistake(f"--prepare: {str(error).replace(chr(39) + 'all' + chr(39) + ' ', '')}.") from None
+
+
+def with_settings(schema: Schema, prepare: str) -> Schema:
+    """The same columns, prepared as --prepare says."""
+    settings = {k: v for k, v in parse_prepare(prepare).plain().items() if k not in ("name", "kind")}
+    return replace(schema, columns=tuple(Column.parse({**column.plain(), **settings}) for column in schema.columns))
+
+
+def _is_decimal(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+# Which columns are the label and the client ---------------------------------------------------------------------------
+
+
+def label_column(table: Table, label: str) -> str:
+    """The name of the column of the labels."""
+    if label:
+        if label not in table.columns:
+            raise unknown(f"column for --label in '{table.name}'", label, table.columns)
+        return label
+    there = [name for name in LABELS if name in table.columns]
+    if len(there) > 1:
+        raise Mistake(f"'{table.name}' has both 'label' and 'y': name the column of the labels with --label.")
+    if not there:
+        raise Mistake(
+            f"'{table.name}' has no column 'label' or 'y' (it has {quoted(list(table.columns)) or 'none'}): "
+            "name the column of the labels with --label."
+        )
+    return there[0]
+
+
+def client_column(table: Table, client: str) -> str:
+    """The name of the column of the clients; empty if there is none."""
+    if client:
+        if client not in table.columns:
+            raise unknown(f"column for --client in '{table.name}'", client, table.columns)
+        return client
+    there = [name for name in CLIENTS if name in table.columns]
+    if len(there) > 1:
+        raise Mistake(f"'{table.name}' has both 'client' and 'group': name the column of the clients with --client.")
+    return there[0] if there else ""
+
+
+def image_column(table: Table) -> str:
+    """The column of the paths of images; empty if there is none."""
+    for name in PATHS:
+        if name in table.columns and pa.types.is_string(table.columns[name].type):
+            first = next((cell for cell in table.columns[name].to_pylist() if cell), "")
+            if is_image(Path(first)):
+                return name
+    return ""
+
+
+def listed_images(table: Table, whole: Table, column: str, options: TableOptions) -> list[ImageFile]:
+    """The images that a table lists, with their labels and clients."""
+    target, client = label_column(table, options.label), client_column(table, options.client)
+    others = [name for name in whole.columns if name not in (column, target, client)]
+    if others:
+        raise Mistake(
+            f"'{table.name}' lists images, and columns that are not used: leave out {quoted(others)} (--drop)."
+        )
+    labels, paths = words(whole, target, "label"), words(whole, column, "image")
+    if client:
+        clients = words(whole, client, "client").tolist()
+    else:
+        stems = [file.stem if len(table.files) > 1 else "" for file in whole.files]
+        clients = np.repeat(stems, whole.lengths).tolist()
+    files = from_rows(paths.tolist(), labels.tolist(), clients, table.files[0].parent)
+    if len(whole) == len(table):
+        return files
+    return [replace(file, part="train" if at < len(table) else "test") for at, file in enumerate(files)]
+
+
+def words(table: Table, column: str, what: str) -> NDArray[np.str_]:
+    """A column of names without gaps. Whole numbers are written without a decimal point."""
+    cells = table.columns[column]
+    numbers = as_numbers(cells, False)
+    gaps = np.flatnonzero(cells.is_null().to_numpy() if numbers is None else np.isnan(numbers))
+    if len(gaps):
+        raise Mistake(
+            f"Column '{column}' has no {what} in {table.places(gaps)}: fill in or remove {len(gaps)} rows like this."
+        )
+    if numbers is not None and (np.abs(numbers) < 2**53).all() and (numbers == np.floor(numbers)).all():
+        return numbers.astype(np.int64).astype(str)
+    return np.array(as_text(cells).to_pylist(), dtype=str)
+
+
+def _labels(table: Table, target: str, classes: tuple[str, ...] | None, first: int) -> tuple[Index, tuple[str, ...]]:
+    """Class numbers and class names: the labels that occur, unless the classes are listed."""
+    labels = words(table, target, "label")
+    distinct, numbers = np.unique(labels, return_inverse=True)
+    occurring = class_order([str(label) for label in distinct])
+    names = classes or occurring
+    foreign = [label for label in occurring if label not in names]
+    if foreign:
+        raise Mistake(
+            f"'{table.name}': label '{foreign[0]}' is not among the classes {quoted(names)}: correct one or the other."
+        )
+    if classes is None and len(names) > MOST_CLASSES:
+        raise Mistake(
+            f"Column '{target}' of '{table.name}' has {len(names)} different labels, too many for classes: "
+            "name another column with --label."
+        )
+    if classes is None and any("." in name and _is_decimal(name) for name in names):
+        raise Mistake(
+            f"Column '{target}' of '{table.name}' holds labels that are not whole numbers, such as "
+            f"'{next(n for n in names if '.' in n)}': a label is the name or number of a class."
+        )
+    untrained = sorted(set(labels[first:].tolist()) - set(labels[:first].tolist()))
+    if untrained:
+        raise Mistake(
+            f"The test rows of '{table.name}' have the class {quoted(untrained)}, which no training row has: "
+            "remove these rows or add training rows."
+        )
+    place = np.array([names.index(str(label)) for label in distinct], dtype=np.int64)
+    return place[numbers], names
+
+
+def _clients(table: Table, column: str, files: tuple[Path, ...]) -> tuple[Index | None, tuple[str, ...]]:
+    """The client of each row: from a column, or from the file if there are several."""
+    if column:
+        names, numbers = np.unique(words(table, column, "client"), return_inverse=True)
+        return numbers.astype(np.int64), tuple(str(name) for name in names)
+    if len(files) == 1:
+        return None, ()
+    if len(table.files) > len(files):
+        raise Mistake(
+            f"The rows of the test file '{table.files[-1]}' belong to no client: name their column with --client, or "
+            "leave out --test-file."
+        )
+    return np.repeat(np.arange(len(files)), table.lengths).astype(np.int64), tuple(file.stem for file in files)
+
+
+# Text -----------------------------------------------------------------------------------------------------------------
+
+
+def _refuse_free_text(table: Table, name: str, parsed: Parsed) -> None:
+    if parsed.kind != "category" or len(parsed.words) <= MOST_CATEGORIES:
+        return
+    numeric = np.array([_is_decimal(word.replace(",", ".")) for word in parsed.words])
+    is_word = np.append(~numeric, False)[parsed.cells]  # -1, a gap, is the last place
+    others = np.flatnonzero(is_word)
+    if 0 < len(others) < int((parsed.cells >= 0).sum()) - len(others):
+        row = int(others[0])
+        raise Mistake(
+            f"Column '{name}' holds '{parsed.words[parsed.cells[row]]}' in {table.place(row)}, and most other cells are "
+            f"numbers: correct it, empty it, or leave the column out (--drop {name})."
+        )
+    raise Mistake(
+        f"Column '{name}' of '{table.name}' holds {len(parsed.words)} different words, too many for categories: "
+        f"leave it out (--drop {name}), or use it as text (--text {name})."
+    )
+
+
+def tokenizer_digest(path: str) -> str:
+    """Tells one tokenizer file from another; empty for none."""
+    if not path:
+        return ""
+    try:
+        return blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
+    except OSError as error:
+        raise Mistake(f"The tokenizer '{path}' cannot be read: {error.strerror}.") from None
+
+
+def tokenise(parsed: Parsed, path: str) -> Parsed:
+    """Divide texts into tokens with a tokenizer file of Hugging Face."""
+    try:
+        from tokenizers import Tokenizer
+    except ModuleNotFoundError:
+        raise Mistake("A tokenizer file needs the library tokenizers: `pip install 'kilter[text]'`.") from None
+    try:
+        tokenizer = Tokenizer.from_file(path)
+    except Exception as error:  # the library raises nothing more specific
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise Mistake(
+            f"'{path}' is not a tokenizer file of Hugging Face ({reason}): save it with tokenizer.save."
+        ) from None
+    texts = tuple(TOKEN.join([*encoding.tokens, ""]) for encoding in tokenizer.encode_batch(list(parsed.words)))
+    return replace(parsed, words=texts)

@@ -1,0 +1,24 @@
+"""The phase before a method's set-up: sites that have approved the terms send statistics, and one preparation is fitted for all."""
+
+from __future__ import annotations
+
+from kilter.data.preparation import AnyPreparation, fit, fit_channels
+from kilter.errors import Mistake
+from kilter.net.data_description import DataDescription
+from kilter.net.server import ServerRuntime
+from kilter.runtimes.ledger import Ledger
+from kilter.runtimes.step_names import SUMMARISE
+
+
+def prepare_data(fed: ServerRuntime, description: DataDescription) -> AnyPreparation:
+    """Ask the connected sites for statistics and pool them. The letters count as traffic of the set-up."""
+    fed.wait()
+    fed.schema = description.schema
+    replies = fed.call(SUMMARISE, alike=False)
+    fed.opened = (fed.round, 1)  # the method's first call comes after this one
+    fed.opening, fed.ledger = fed.ledger, Ledger()
+    if not replies:
+        reasons = "; ".join(f"{failure.node}: {failure.reason}" for failure in fed.opening.failures[:3])
+        raise Mistake(f"No site sent statistics of its rows, so the data cannot be prepared ({reasons}).")
+    parts = list(replies.values())
+    return fit_channels(parts) if description.schema is None else fit(description.schema, parts)
