@@ -23,9 +23,17 @@ OPTIMISERS = ("SGD", "Adam")
 Command = Callable[..., None]
 Set = Annotated[list[str] | None, typer.Option("--set", help="A setting of the method, NAME=VALUE; may be repeated.")]
 Out = Annotated[str, typer.Option(help="The run folder; default runs/METHOD-DATA-SEED.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Workers = Annotated[str, typer.Option(help="Number of worker processes; auto: as many as prove fastest.")]
 RuntimeName = Annotated[str, typer.Option("--runtime", help="Where steps run: simulation (this machine) or ray.")]
 RayAddress = Annotated[str, typer.Option(help="The Ray cluster, HOST:PORT; default: this machine.", show_default=False)]
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON, for other programs."""
+    import json
+
+    typer.echo(json.dumps(value, indent=2, default=str))
 
 
 def run_settings() -> dict[str, Setting]:

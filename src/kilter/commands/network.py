@@ -112,6 +112,9 @@ def serve(
     folder: RunFolder = "",
     largest: Largest = LARGEST,
     metrics: Metrics = "",
+    dashboard: Annotated[
+        str, typer.Option(help="HOST:PORT of a live page about this run and its sites.", show_default=False)
+    ] = "",
     insecure: Insecure = False,
     quiet: Quiet = False,
 ) -> None:
@@ -129,7 +132,7 @@ def serve(
     me = identity.name if identity else "server"
     out.print(f"Listening on {listen.rpartition(':')[0]}:{server.port} as {me}; run folder {run.where}")
     with stoppable():
-        run.run(server, me, out, metrics)
+        run.run(server, me, out, metrics, dashboard)
 
 
 def site_policy(

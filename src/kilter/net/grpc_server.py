@@ -119,6 +119,7 @@ class GrpcServer(Transport):
             except Malformed as e:
                 return str(e)
             self.traffic["in"] += len(body)
+            self.activity[stream.name].received(len(body))
             with self.changed:
                 current = self.sites.get(stream.name) is stream
                 refused = self.on_message(stream.name, head, body) if current else None
@@ -181,6 +182,7 @@ class GrpcServer(Transport):
                 for frame in to_frames(head, body):
                     await context.write(frame)
                     self.traffic["out"] += len(frame)
+                self.activity[stream.name].sent(len(body))
                 del body
 
     async def report(self, request: bytes, context: Context) -> bytes:

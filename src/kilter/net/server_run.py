@@ -126,13 +126,13 @@ class ServerRun:
             )
         return Rows(tables, split.test.index), public and Rows(tables, public.index)
 
-    def run(self, transport: Transport, me: str, out: Console, metrics: str = "") -> None:
+    def run(self, transport: Transport, me: str, out: Console, metrics: str = "", dashboard: str = "") -> None:
         """Wait for a quorum, run to the end, show the result; sites are told why the server stops, whatever happens."""
         try:
             if self.finished:
                 self._dismiss(transport, out)
             else:
-                self._lead(transport, me, out, metrics)
+                self._lead(transport, me, out, metrics, dashboard)
         except BaseException as e:
             why = (
                 str(e)
@@ -146,7 +146,7 @@ class ServerRun:
         transport.close(Goodbye(True))
         show_result(self.where, out)
 
-    def _lead(self, transport: Transport, me: str, out: Console, metrics: str) -> None:
+    def _lead(self, transport: Transport, me: str, out: Console, metrics: str, dashboard: str) -> None:
         experiment = self.experiment
         agreed = self._agree(transport, out)
         description = agreed.description
@@ -169,11 +169,17 @@ class ServerRun:
             preparation=agreed.preparation,
         )
         board = StatusBoard(
-            me, runtime, experiment.rounds, lambda: (transport.sites, dict(transport.traffic), transport.last_error)
+            me,
+            runtime,
+            experiment.rounds,
+            lambda: (transport.sites, dict(transport.traffic), transport.last_error),
+            transport.activity,
         )
         transport.status = board.read
         if metrics:
             board.publish(metrics)
+        if dashboard:
+            show_dashboard(self.where, dashboard, board, out)
         if description.needs_statistics and agreed.preparation is None:
             self._prepare(agreed, runtime, out)
         run_rounds(experiment, description.row_facts(runtime.preparation), runtime, self.store, board, out)
@@ -238,6 +244,15 @@ class ServerRun:
                     if len(same) >= need:
                         return self.sites or same, self._description or description
                 transport.changed.wait(1.0)
+
+
+def show_dashboard(folder: Path, address: str, board: StatusBoard, out: Console) -> None:
+    """Serve the dashboard of this run from now on."""
+    from kilter.report.dashboard import Dashboard, address_of, serve_in_background
+
+    server = Dashboard(folder, *address_of(address), status=board.with_sites)
+    serve_in_background(server)
+    out.print(f"Dashboard: {server.address}", markup=False, soft_wrap=True)
 
 
 def run_rounds(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,26 +14,37 @@ from typing import Any
 from kilter.errors import Mistake
 from kilter.net.ports import cannot_listen, split_address
 from kilter.net.tls import is_loopback
+from kilter.net.transport import SiteActivity
 from kilter.records.types import Round
 from kilter.runtimes.base import Runtime
 
 MOST_REQUESTS = 8  # metrics requests that are answered at the same time; more are turned away
 REQUEST_SECONDS = 5.0  # within which a request must be complete
 Snapshot = tuple[Collection[str], Mapping[str, int], str]  # who is connected, bytes in and out, the last error
+NO_ACTIVITY: Mapping[str, SiteActivity] = {}
 
 
 class StatusBoard:
     """The state of a run, for `kilter status` and Prometheus."""
 
-    def __init__(self, me: str, fed: Runtime, rounds: int, snapshot: Callable[[], Snapshot]) -> None:
-        self.me, self.fed, self.rounds, self.snapshot = me, fed, rounds, snapshot
+    def __init__(
+        self,
+        me: str,
+        fed: Runtime,
+        rounds: int,
+        snapshot: Callable[[], Snapshot],
+        activity: Mapping[str, SiteActivity] = NO_ACTIVITY,
+    ) -> None:
+        self.me, self.fed, self.rounds, self.snapshot, self.activity = me, fed, rounds, snapshot, activity
         self.done = 0
         self.failures = 0
+        self.failed: Counter[str] = Counter()  # calls by site
 
     def see(self, record: Round) -> None:
         """Another round is done."""
         self.done = record.round
         self.failures += len(record.failures)
+        self.failed.update(failure.node for failure in record.failures)
 
     def read(self) -> dict[str, Any]:
         here, traffic, error = self.snapshot()
@@ -47,6 +60,22 @@ class StatusBoard:
             "bytes_in": traffic.get("in", 0),
             "bytes_out": traffic.get("out", 0),
         }
+
+    def with_sites(self) -> dict[str, Any]:
+        """The status and, of every site: whether it is connected, when it was last heard, what it cost. For the dashboard."""
+        status = self.read()
+        sites = {}
+        for name in (i for i in self.fed.ids if i != self.me):
+            seen = self.activity.get(name, SiteActivity())
+            sites[name] = {
+                "connected": name in status["here"],
+                "last_message": None if seen.heard is None else time.monotonic() - seen.heard,
+                "answer_seconds": seen.answer_seconds,
+                "failures": self.failed[name],
+                "bytes_in": seen.bytes_in,
+                "bytes_out": seen.bytes_out,
+            }
+        return {**status, "sites": sites}
 
     def text(self) -> str:
         """In the format of Prometheus."""

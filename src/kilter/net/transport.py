@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -27,6 +28,27 @@ class ConnectedSite:
         return self.hello.name
 
 
+@dataclass
+class SiteActivity:
+    """What went to a site and came from it."""
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+    heard: float | None = None  # when its last message came, by the monotonic clock
+    answer_seconds: float | None = None  # between our last message and its answer
+    _asked: float | None = None
+
+    def sent(self, size: int) -> None:
+        self.bytes_out += size
+        self._asked = time.monotonic()
+
+    def received(self, size: int) -> None:
+        self.bytes_in += size
+        self.heard = time.monotonic()
+        if self._asked is not None:
+            self.answer_seconds, self._asked = self.heard - self._asked, None
+
+
 class Transport(ABC):
     """`changed` guards and announces everything that other threads look at."""
 
@@ -36,6 +58,7 @@ class Transport(ABC):
         self.sites: dict[str, ConnectedSite] = {}
         self.left: dict[str, float] = {}  # when a site was last lost
         self.traffic: Counter[str] = Counter()  # "in" and "out", bytes of bodies
+        self.activity: defaultdict[str, SiteActivity] = defaultdict(SiteActivity)
         self.last_error = ""
         # The following are called in the network's thread, with `changed` held.
         self.on_arrival: Callable[[ConnectedSite], None] = lambda site: None
