@@ -23,6 +23,7 @@ OPTIMISERS = ("SGD", "Adam")
 Command = Callable[..., None]
 Set = Annotated[list[str] | None, typer.Option("--set", help="A setting of the method, NAME=VALUE; may be repeated.")]
 Out = Annotated[str, typer.Option(help="The run folder; default runs/METHOD-DATA-SEED.", show_default=False)]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only one line with the result, and what did not happen.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Workers = Annotated[str, typer.Option(help="Number of worker processes; auto: as many as prove fastest.")]
 RuntimeName = Annotated[str, typer.Option("--runtime", help="Where steps run: simulation (this machine) or ray.")]

@@ -10,6 +10,7 @@ import typer
 
 from kilter.commands.experiment_options import (
     Out,
+    Quiet,
     RayAddress,
     RuntimeName,
     Set,
@@ -46,11 +47,13 @@ def run(
     workers: Workers = "auto",
     runtime: RuntimeName = "simulation",
     ray_address: RayAddress = "",
+    quiet: Quiet = False,
     **options: Any,
 ) -> None:
     """Run one experiment. Its folder holds everything needed to read, repeat and resume it."""
     from kilter.records.run_folder import Store, write
 
+    stdout.quiet = quiet
     experiment = assemble(file, settings, options)
     name = Path(experiment.method.split(":")[0]).stem
     folder = Path(out or f"runs/{name}-{Path(experiment.data).stem}-{experiment.seed}")
@@ -127,7 +130,7 @@ def _run_to_the_end(experiment: Experiment, method: Method, fed: Runtime, store:
     from kilter.federate import NothingTrained
     from kilter.records.run_folder import read_summary
     from kilter.report.progress import Progress
-    from kilter.report.result import show_notices, show_result
+    from kilter.report.result import show_briefly, show_notices, show_result
     from kilter.runtimes.devices import describe
     from kilter.runtimes.interrupts import stoppable
 
@@ -145,4 +148,8 @@ def _run_to_the_end(experiment: Experiment, method: Method, fed: Runtime, store:
         raise Mistake(
             f"{e} (the run is in '{store.folder}'; `kilter resume {store.folder}` continues from its last checkpoint)"
         ) from None
-    show_result(store.folder, stdout)
+    if stdout.quiet:
+        stdout.quiet = False
+        show_briefly(store.folder, stdout)
+    else:
+        show_result(store.folder, stdout)

@@ -12,6 +12,8 @@ from rich.progress import Progress as Bar
 from kilter.records.display import metric, size
 from kilter.records.types import Round
 
+NARROW, WIDE = 56, 132  # columns below which there is no bar, and below which the text is short
+
 
 class Progress:
     """Shows a run's round, accuracies, loss, traffic and time left."""
@@ -26,8 +28,9 @@ class Progress:
         self._accuracy: tuple[str, str] = ("-", "-")
         self._bar: Bar | None = None
         if console.is_terminal:
+            bar = [] if console.width < NARROW else [BarColumn(bar_width=20 if console.width < WIDE else 40)]
             self._bar = Bar(
-                TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[text]}"), TimeRemainingColumn(),
+                TextColumn("round"), MofNCompleteColumn(), *bar, TextColumn("{task.fields[text]}"), TimeRemainingColumn(),
                 console=console, transient=True,
             )  # fmt: skip
             self._task = self._bar.add_task("", total=rounds, text="setting up")
@@ -52,6 +55,8 @@ class Progress:
         shown = "" if self.main == "accuracy" else f"{self.main}: "
         text = f"{shown}global {self._accuracy[0]}  clients {self._accuracy[1]}  loss {loss}  traffic {size(self.traffic)}{lost}"
         if self._bar:
+            if self.console.width < WIDE:
+                text = f"{self._accuracy[0]}  loss {loss}"
             self._bar.update(self._task, completed=record.round, text=text)
             return
         self._done += 1

@@ -10,8 +10,9 @@ from rich.table import Table
 
 from kilter.records.display import metric, size
 from kilter.records.notices import describe
-from kilter.records.run_folder import read_summary
+from kilter.records.run_folder import read_rounds, read_summary
 from kilter.records.types import ClientModel, Evaluation, GlobalModel, Spread, Summary
+from kilter.report.sparkline import curve_lines
 
 GLOBAL_WORDS: dict[GlobalModel, str] = {
     "global": "the global model",
@@ -27,11 +28,26 @@ def show_result(folder: Path, console: Console) -> None:
     """Print the result of a run, what did not happen in it, and where its files are."""
     from kilter.report.trust import draw
 
+    summary = read_summary(folder)
+    for line in curve_lines(read_rounds(folder), summary.chosen_by):
+        console.print(line, markup=False, soft_wrap=True)
     console.print(result_table(folder))
-    show_notices(read_summary(folder), console)
+    show_notices(summary, console)
     if paths := draw(folder):
         console.print(f"Who listens to whom: {', '.join(map(str, paths))}", soft_wrap=True)
     console.print(f"Files: {folder}")
+
+
+def show_briefly(folder: Path, console: Console) -> None:
+    """Print one line about a run, and what did not happen in it: `--quiet`."""
+    s = read_summary(folder)
+    main = s.chosen_by
+    client, scores = s.last.client.get(main), s.last.scores
+    shown = [f"global {metric(main, scores.metrics.get(main))}"] if scores else []
+    shown += [f"clients {metric(main, client.mean)}"] if client else []
+    traffic = f"{size(s.bytes_up + s.bytes_down)}, {s.seconds:.1f} s"
+    console.print(f"{s.method}: {main} {', '.join(shown) or '-'}; {traffic}; {folder}", markup=False, soft_wrap=True)
+    show_notices(s, console)
 
 
 def show_notices(summary: Summary, console: Console) -> None:

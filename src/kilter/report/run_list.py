@@ -20,7 +20,7 @@ DEPTH = 4  # folders below the one that is listed
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListedRun:
     """A run or a study in a list."""
 
     folder: str  # below the folder that is listed
@@ -65,11 +65,11 @@ class RunList:
         self.root = root
         self._progress: dict[Path, _Progress] = {}
         self._settings: dict[Path, tuple[float, dict[str, object]]] = {}
-        self._entries: dict[Path, tuple[tuple[float, ...], Entry]] = {}
+        self._entries: dict[Path, tuple[tuple[float, ...], ListedRun]] = {}
 
-    def look(self) -> list[Entry]:
+    def look(self) -> list[ListedRun]:
         """The entries now, the most recent first."""
-        entries: dict[Path, tuple[tuple[float, ...], Entry]] = {}
+        entries: dict[Path, tuple[tuple[float, ...], ListedRun]] = {}
         for folder in _folders(self.root, DEPTH):
             with suppress(OSError):  # deleted while we look
                 stamp = _stamp(folder)
@@ -84,7 +84,7 @@ class RunList:
         self._entries = entries
         return sorted((entry for _, entry in entries.values()), key=lambda e: (-e.updated, e.folder))
 
-    def _read(self, folder: Path, stamp: tuple[float, ...]) -> Entry:
+    def _read(self, folder: Path, stamp: tuple[float, ...]) -> ListedRun:
         name = str(folder.relative_to(self.root)) if folder != self.root else folder.name
         if (folder / "study.toml").exists():
             return self._study(folder, name, max(stamp))
@@ -103,10 +103,10 @@ class RunList:
             try:
                 summary = read_summary(folder)
             except Mistake:
-                return Entry(**base, state="unreadable", rounds=planned)  # type: ignore[arg-type]
+                return ListedRun(**base, state="unreadable", rounds=planned)  # type: ignore[arg-type]
             base |= {"method": base["method"] or summary.method, "seed": summary.seed}
             clients = summary.client_accuracy
-            return Entry(
+            return ListedRun(
                 **base,  # type: ignore[arg-type]
                 state="finished",
                 round=summary.rounds,
@@ -121,7 +121,7 @@ class RunList:
         mean = sum(at.seconds[-20:]) / len(at.seconds[-20:]) if at.seconds else None
         quiet = time.time() - max(stamp)
         stopped = quiet > max(QUIET_SECONDS, 5 * (mean or 0))
-        return Entry(
+        return ListedRun(
             **base,  # type: ignore[arg-type]
             state="stopped" if stopped else "running",
             round=at.round,
@@ -135,14 +135,14 @@ class RunList:
             bytes=at.bytes,
         )
 
-    def _study(self, folder: Path, name: str, updated: float) -> Entry:
+    def _study(self, folder: Path, name: str, updated: float) -> ListedRun:
         done = sum((run / "summary.json").exists() for run in _children(folder / "runs"))
         finished = (folder / "results.json").exists()
         stopped = (
             time.time() - max(updated, *(_stamp_of(run) for run in _children(folder / "runs")), 0.0) > QUIET_SECONDS
         )
         state: State = "finished" if finished else "stopped" if stopped else "running"
-        return Entry(name, "study", state, method="study", round=done, rounds=0, updated=updated)
+        return ListedRun(name, "study", state, method="study", round=done, rounds=0, updated=updated)
 
     def _read_settings(self, folder: Path) -> dict[str, object]:
         path = folder / "experiment.toml"

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from kilter.records.display import duration, percent, size
-from kilter.report.run_list import Entry
+from kilter.report.run_list import ListedRun
 
 
-def run_table(entries: Sequence[Entry]) -> Table:
+def run_table(entries: Sequence[ListedRun]) -> Table:
     """One line for each run or study."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("folder", "method", "state", "round", "left", "global", "clients", "failed", "traffic"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from kilter.records.display import metric
 from kilter.records.types import Round
@@ -19,7 +20,7 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
     """
     if len(values) > width:
         edges = [round(k * len(values) / width) for k in range(width + 1)]
-        values = [sum(values[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+        values = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
     if not values:
         return ""
     low, high = min(values), max(values)
