@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kilter.commands.experiment_options import (
+    Log,
     Out,
     Quiet,
     RayAddress,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from kilter.data import Dataset
     from kilter.experiment import Experiment
     from kilter.records.run_folder import Store
+    from kilter.records.types import Round
     from kilter.runtimes.base import Runtime
 
 
@@ -47,6 +49,7 @@ def run(
     workers: Workers = "auto",
     runtime: RuntimeName = "simulation",
     ray_address: RayAddress = "",
+    log: Log = "",
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
@@ -66,7 +69,7 @@ def run(
         store = Store(folder)
         write(folder / "experiment.toml", experiment.write())
         _show_table(datasets[0], folder)
-        _run_to_the_end(experiment, method, fed, store)
+        _run_to_the_end(experiment, method, fed, store, log)
 
 
 def _show_table(dataset: Dataset, folder: Path) -> None:
@@ -102,6 +105,7 @@ def resume(
     workers: Workers = "auto",
     runtime: RuntimeName = "simulation",
     ray_address: RayAddress = "",
+    log: Log = "",
 ) -> None:
     """Resume a stopped run, or extend a finished one. The result is identical to that of an uninterrupted run."""
     from kilter.experiment import Experiment
@@ -122,22 +126,33 @@ def resume(
         return
     method, fed = experiment.build(worker_count(workers), ray_cluster(runtime, ray_address))
     with fed:
-        _run_to_the_end(experiment, method, fed, store, extend=rounds > 0)
+        _run_to_the_end(experiment, method, fed, store, log, extend=rounds > 0)
 
 
-def _run_to_the_end(experiment: Experiment, method: Method, fed: Runtime, store: Store, extend: bool = False) -> None:
-    """Run all rounds and show progress, or stop cleanly and say how to resume."""
+def _run_to_the_end(
+    experiment: Experiment, method: Method, fed: Runtime, store: Store, log: str = "", extend: bool = False
+) -> None:
+    """Run all rounds, show progress and log it, or stop cleanly and say how to resume."""
     from kilter.federate import NothingTrained
     from kilter.records.run_folder import read_summary
     from kilter.report.progress import Progress
     from kilter.report.result import show_briefly, show_notices, show_result
+    from kilter.report.trackers import Trackers
     from kilter.runtimes.devices import describe
     from kilter.runtimes.interrupts import stoppable
 
     stdout.print(f"Device: {describe(fed.devices)}", markup=False)
+    trackers = Trackers.of(log, store.folder, lambda text: stderr.print(text, markup=False, soft_wrap=True))
     try:
-        with stoppable(), Progress(experiment.rounds, stdout, method.task.main) as progress:
-            experiment.run(method, fed, store, progress.see, extend=extend)
+        with trackers, stoppable(), Progress(experiment.rounds, stdout, method.task.main) as progress:
+
+            def watch(record: Round) -> None:
+                progress.see(record)
+                trackers.round(record)
+
+            trackers.start(store.folder.name, asdict(experiment))
+            experiment.run(method, fed, store, watch, extend=extend)
+            trackers.finish(store.folder)
     except KeyboardInterrupt:
         stderr.print(f"Stopped. Resume with: kilter resume {store.folder}")
         raise typer.Exit(130) from None
@@ -153,3 +168,5 @@ def _run_to_the_end(experiment: Experiment, method: Method, fed: Runtime, store:
         show_briefly(store.folder, stdout)
     else:
         show_result(store.folder, stdout)
+    for problem in trackers.problems:
+        stdout.print(problem, markup=False, soft_wrap=True)

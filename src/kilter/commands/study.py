@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kilter.commands.experiment_options import experiment_options, stdout
+from kilter.commands.experiment_options import Log, experiment_options, stdout
 from kilter.errors import Mistake, unknown
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def compare(
     preset: Preset = "",
     out: Annotated[str, typer.Option(help="The study's folder. Default: studies/NAME.", show_default=False)] = "",
     jobs: Jobs = "auto",
+    log: Log = "",
     **fields: Any,
 ) -> None:
     """Compare methods over seeds: a grid of runs, then tables. Data, partition, topology and model may be lists: a,b."""
@@ -78,13 +79,14 @@ def compare(
         words = [typed.get("data", "digits"), typed.get("partition", "dirichlet:0.5")]
         name = slug("-".join(w if isinstance(w, str) else "-".join(w) for w in words))[:40]
         study = Study.of({"name": name}, preset, typed)
-    carry_on(study, Path(out or f"studies/{slug(study.name)}"), jobs)
+    carry_on(study, Path(out or f"studies/{slug(study.name)}"), jobs, log)
 
 
 def reproduce(
     name: Annotated[str, typer.Argument(help="A folder of experiments/, or a path to one.")],
     preset: Annotated[str, typer.Option(help="One of the study's presets. Default: laptop.", show_default=False)] = "",
     jobs: Jobs = "auto",
+    log: Log = "",
 ) -> None:
     """Run a published experiment and write its results, with the paper's numbers, next to its study file."""
     from kilter.experiment import read_toml
@@ -93,7 +95,7 @@ def reproduce(
     file = find_experiment(name)
     which = preset or ("laptop" if "laptop" in read_toml(file).get("presets", {}) else "")
     study = Study.read(file, which)
-    carry_on(study, file.parent / "results" / (which or "default"), jobs)
+    carry_on(study, file.parent / "results" / (which or "default"), jobs, log)
 
 
 def demo(
@@ -116,12 +118,16 @@ def demo(
     finish(results, Path(out))
 
 
-def carry_on(study: Study, path: Path, jobs: str) -> None:
+def carry_on(study: Study, path: Path, jobs: str, log: str = "") -> None:
     """Run a study to its end, show its tables, and say where its files are; or stop cleanly."""
+    from kilter.report.trackers import check_names, log_study
     from kilter.study.tables import show
 
+    check_names(log)
     results = run_study(study, path, jobs)
     show(results, stdout)
+    for problem in log_study(log, results, path):
+        stdout.print(problem, markup=False, soft_wrap=True)
     finish(results, path)
 
 
