@@ -62,6 +62,12 @@ class Result:
     best_clients: dict[str, ClientReport] | None = None  # at the best round on validation rows
     model: Params | None = field(repr=False, default=None)
 
+    def _repr_html_(self) -> str:
+        """How a notebook shows the result."""
+        from kilter.records.html import result_html
+
+        return result_html(self.summary, self.rounds)
+
 
 @dataclass
 class Loop:
