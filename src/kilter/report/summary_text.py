@@ -20,6 +20,8 @@ def sentences(comparison: Comparison, measure: str = "global") -> list[str]:
         lines = [line for line in comparison.lines if line["cell"] == cell]
         if best := _best(lines, measure):
             text.append(f"{cell}: {best}")
+        if own := _best(lines, "client"):
+            text.append(own.replace("client accuracy", "mean accuracy over the clients' own test rows"))
         text += _differences(lines, measure, comparison.reference)
     if len(cells) > 4:
         text.append(f"The table has the other {len(cells) - 4} settings.")
@@ -49,11 +51,11 @@ def _differences(lines: Sequence[Line], measure: str, reference: str) -> list[st
             points = 100 * float(str(line[f"{measure}_difference"]))
             groups.setdefault(verdict, []).append(f"{line['method']} ({points:+.1f} points)")
     words = {
-        "higher": f"Higher than {reference}: ",
-        "lower": f"Lower than {reference}: ",
-        "no difference shown": f"No difference from {reference} shown: ",
-        "identical": f"Identical to {reference}: ",
-        "too few seeds to tell": "Too few seeds to tell: ",
+        "higher": f"Higher {measure} accuracy than {reference}: ",
+        "lower": f"Lower {measure} accuracy than {reference}: ",
+        "no difference shown": f"No difference in {measure} accuracy from {reference} shown: ",
+        "identical": f"Identical {measure} accuracy to {reference}: ",
+        "too few seeds to tell": f"Too few seeds to compare {measure} accuracy: ",
     }
     return [start + _listed(groups[verdict]) + "." for verdict, start in words.items() if verdict in groups]
 

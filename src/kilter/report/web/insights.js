@@ -104,8 +104,8 @@ function rowsView(run, name, some) {
 }
 
 function picturesView(run, name, some) {
-  return element("figure", { "data-chart": `exhibit ${name}` }, element("figcaption", {}, element("h3", { text: `${capital(name)} (${run.label})` })),
-    ...some.slice(0, 30).map(([round, e]) => element("div", {}, element("p", { class: "quiet", text: `${e.node}, round ${round}` }), pictures(e.pictures))));
+  return element("figure", { "data-chart": `exhibit ${name}`, class: "wide" }, element("figcaption", {}, element("h3", { text: `${capital(name)} (${run.label})` })),
+    element("div", { class: "grid" }, ...some.slice(0, 30).map(([round, e]) => element("div", {}, element("p", { class: "quiet", text: `${e.node}, round ${round}` }), pictures(e.pictures)))));
 }
 
 function pictures(list) {
