@@ -144,6 +144,16 @@ def test_volumes_have_slices_as_channels(tmp_path):
         load(tmp_path / "v")
 
 
+def test_nifti_volumes_have_slices_first(tmp_path):
+    nibabel = pytest.importorskip("nibabel")
+    for label, value in (("ill", 3), ("well", 4)):
+        (tmp_path / "v" / label).mkdir(parents=True)
+        for at in range(3):
+            voxels = np.random.default_rng(at).normal(value, 1, (8, 10, 5)).astype(np.float32)
+            nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), tmp_path / "v" / label / f"{at}.nii.gz")
+    assert load(tmp_path / "v").x.shape == (6, 5, 8, 10)
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [

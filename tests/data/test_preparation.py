@@ -237,3 +237,24 @@ def test_a_preparation_names_what_is_missing():
         preparation.apply({"b": raw["a"]})
     with pytest.raises(Mistake, match="holds a category, and the model needs a number"):
         preparation.apply({"a": Parsed.of_words(["x"] * 9)})
+
+
+def test_texts_can_be_divided_by_a_tokenizer_file(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"[UNK]": 0, "fever": 1, "cough": 2}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    lines = [f"{('fever now', 'cough then')[i % 2]},{i % 2}" for i in range(20)]
+    (tmp_path / "t.csv").write_text("note,label\n" + "\n".join(lines))
+    options = TableOptions(text=("note",), tokenizer=str(tmp_path / "tokenizer.json"), prepare="vocabulary=3,least=1")
+    data = load(tmp_path / "t.csv", table=options)
+    assert data.preparation.columns[0].values == ("[UNK]", "cough", "fever")
+    plain = load(tmp_path / "t.csv", table=TableOptions(text=("note",)))
+    assert plain.x.shape == (20, 1024)
+    assert "another file" in plain.schema.mismatch(data.schema)
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(Mistake, match="not a tokenizer file"):
+        load(tmp_path / "t.csv", table=TableOptions(text=("note",), tokenizer=str(tmp_path / "bad.json")))
+    with pytest.raises(Mistake, match="column for --text"):
+        load(tmp_path / "t.csv", table=TableOptions(text=("notes",)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from kilter.data.columns import Columns
 from kilter.data.files import AnyArray, Arrays, is_table, read
 from kilter.data.holdout import hold_out
 from kilter.data.images import ImageFile, ImageOptions, find_images, is_image_folder, load_images
+from kilter.data.objects import ClientOf, as_arrays, as_table
 from kilter.data.own_table import OwnTable, divide_table, image_column, listed_images, open_table
 from kilter.data.preparation import Preparation, fit_whole
 from kilter.data.schema import Schema
@@ -63,15 +64,19 @@ class Dataset:
 
 
 def load(
-    name: str | Path,
+    name: str | Path | object,
     cache: Path | None = None,
     *,
     classes: Sequence[str] | None = None,
     schema: Schema | Preparation | None = None,
     table: TableOptions | None = None,
     prepare: bool = True,
+    client: ClientOf | None = None,
 ) -> Dataset:
-    """Load a data set by name (see DATASETS), or your own by path (.csv, .tsv, .parquet, .npz or a folder).
+    """Load a data set by name (see DATASETS), or your own: a path (.csv, .tsv, .parquet, .npz, .npy or a folder) or an object.
+
+    Objects are data frames of pandas or polars, arrays by name, pairs (x, y), and map-style torch data sets; a dict holds one of
+    them for each client. `client` tells the client of an item of a torch data set from its number.
 
     Named data sets are looked up in the folder $KILTER_DATA, in the cache ($KILTER_CACHE or ~/.cache/kilter), and on the hub.
     `classes` lists the classes of your own data in order. Sites that hold only some classes must agree on the list.
@@ -79,28 +84,53 @@ def load(
     in its place is applied as it is; otherwise it is fitted on the training rows, or, with `prepare=False`, left to whoever
     divides the rows among clients.
     """
+    listed = None if classes is None else tuple(classes)
+    options = table or TableOptions()
+    if not isinstance(name, str | Path):
+        return from_object(name, options, schema, listed, prepare, client)
     text = str(name)
     if text in SOURCES:
         source = SOURCES[text]
         return assemble(text, source.prepare(source.make() if source.make else find(text, source, cache)))
     path = Path(text).expanduser()
-    listed = None if classes is None else tuple(classes)
-    options = table or TableOptions()
     if is_table(path):
         rows, whole = open_table(path, options)
         if column := image_column(rows):
             return from_images(path.stem, listed_images(rows, whole, column, options), options, listed)
-        wanted = schema.schema if isinstance(schema, Preparation) else schema
-        own = divide_table(rows, whole, options, wanted, listed)
+        own = divide_table(rows, whole, options, structure(schema), listed)
         return from_table(path.stem, own, schema if isinstance(schema, Preparation) else None, prepare)
     if is_image_folder(path):
         return from_images(path.stem, find_images(path), options, listed)
     if path.suffix in (".npz", *SUFFIXES) or path.exists() or os.sep in text:
-        arrays = read(path)
-        if classes is not None:
-            arrays["classes"] = np.array(list(classes))
-        return assemble(path.stem, arrays)
+        return assemble(path.stem, _with_classes(read(path), listed))
     raise unknown("data set", text, SOURCES)
+
+
+def structure(schema: Schema | Preparation | None) -> Schema | None:
+    """The schema of a schema or of a preparation."""
+    return schema.schema if isinstance(schema, Preparation) else schema
+
+
+def from_object(
+    data: object,
+    options: TableOptions,
+    schema: Schema | Preparation | None,
+    classes: tuple[str, ...] | None,
+    prepare: bool,
+    client: ClientOf | None,
+) -> Dataset:
+    """A Dataset from something in memory."""
+    table = as_table(data)
+    if table is None:
+        return assemble("arrays", _with_classes(as_arrays(data, client), classes))
+    options = replace(options, client=options.client or ("client" if isinstance(data, Mapping) else ""))
+    rows = replace(table, columns={k: v for k, v in table.columns.items() if k not in options.drop})
+    own = divide_table(rows, rows, options, structure(schema), classes)
+    return from_table("frame", own, schema if isinstance(schema, Preparation) else None, prepare)
+
+
+def _with_classes(arrays: Arrays, classes: tuple[str, ...] | None) -> Arrays:
+    return arrays if classes is None else {**arrays, "classes": np.array(list(classes))}
 
 
 def from_table(name: str, table: OwnTable, preparation: Preparation | None, prepare: bool) -> Dataset:
@@ -276,8 +306,8 @@ def features(name: str, x: AnyArray) -> Tensor:
     if x.dtype == np.uint8 and x.ndim == 4:
         images = torch.from_numpy(x)
         return images.float().div_(255) if 4 * images.numel() <= FLOATS else images
-    table = torch.from_numpy(x.astype(np.float32))
-    bad = ~table.isfinite().flatten(1).all(1)
+    table = torch.from_numpy(x.astype(np.float32, copy=False))
+    bad = torch.cat([~part.isfinite().flatten(1).all(1) for part in table.split(65_536)])
     if bad.any():
         raise Mistake(
             f"Data '{name}': x has NaN or infinite values in {int(bad.sum())} of {len(bad)} rows, "

@@ -43,12 +43,18 @@ def read(path: Path) -> Arrays:
 
 
 def read_folder(folder: Path) -> Arrays:
-    """Read data.npz, or train.npz and test.npz."""
+    """Read data.npz, or train.npz and test.npz, or one .npy file for each array: x.npy and y.npy, or x_train.npy, ....
+
+    Arrays in .npy files are memory-mapped: they may be larger than memory.
+    """
     if (folder / "data.npz").is_file():
         return read(folder / "data.npz")
+    if (folder / "x.npy").is_file() or (folder / "x_train.npy").is_file():
+        return {path.stem: read_npy(path) for path in sorted(folder.glob("*.npy"))}
     if not (folder / "train.npz").is_file() or not (folder / "test.npz").is_file():
         raise Mistake(
-            f"Folder '{folder}' has no data.npz, no train.npz and test.npz, and no tables (.csv, .tsv, .parquet): "
+            f"Folder '{folder}' has no data.npz, no x.npy and y.npy, no train.npz and test.npz, no images in folders, and no "
+            "tables (.csv, .tsv, .parquet): "
             "put some of these there."
         )
     train, test = read(folder / "train.npz"), read(folder / "test.npz")
@@ -57,6 +63,16 @@ def read_folder(folder: Path) -> Arrays:
         | {f"{key}_test": test[key] for key in ("x", "y", GROUP) if key in test}
         | {key: train[key] for key in ("classes", "group_names") if key in train}
     )
+
+
+def read_npy(path: Path) -> AnyArray:
+    """Map a .npy file into memory. Nobody writes to the file."""
+    try:
+        return np.load(path, mmap_mode="c", allow_pickle=False)
+    except (OSError, EOFError, ValueError) as error:
+        raise Mistake(
+            f"'{path}' cannot be read as an array of numbers or text ({error}): save it with np.save."
+        ) from None
 
 
 def read_npz(path: Path, keys: Iterable[str] | None = None) -> Arrays:
