@@ -316,6 +316,10 @@ class Experiment:
         return find(self.method)(task=Task(net, mean=mean, std=std), local=plan, cohort=self.cohort, **settings)
 
 
+_names = [f.name for f in fields(Experiment)]
+DATA_FIELDS = tuple(_names[_names.index("data") : _names.index("rows") + 1])  # everything that `dataset` depends on
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file. A Mistake says what is wrong with it."""
     try:

@@ -39,4 +39,4 @@ def _read_nifti(path: Path) -> AnyArray:
         raise Mistake(
             f"'{path}' is a NIfTI file, which needs the library nibabel: `pip install 'kilter[volumes]'`."
         ) from None
-    return np.moveaxis(np.asarray(nibabel.load(path).dataobj), -1, 0)  # slices first
+    return np.moveaxis(np.asarray(nibabel.Nifti1Image.from_filename(path).dataobj), -1, 0)  # slices first

@@ -27,7 +27,7 @@ import torch
 from kilter.data import Dataset
 from kilter.data.preparation import FILE as PREPARATION_FILE
 from kilter.errors import Mistake
-from kilter.experiment import Experiment
+from kilter.experiment import DATA_FIELDS, Experiment
 from kilter.federate import Watch
 from kilter.records.run_folder import Store, write
 from kilter.records.types import Round
@@ -64,9 +64,6 @@ class FailedRun:
 
     job: Job
     reason: str
-
-
-DATA_FIELDS = ("data", "rows", "label", "client", "drop", "test_file", "test_size", "schema")
 
 
 @lru_cache(maxsize=4)
