@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kilter.errors import Mistake
+from kilter.records.display import SHARES
 from kilter.records.notices import describe
 from kilter.records.run_folder import read_clients, read_partition, read_rounds, read_summary
 from kilter.records.types import ClientReport, Exhibit, Metrics, Round, Summary
-from kilter.study.results import client_accuracy
 from kilter.study.statistics import mean_std, paired
 
 MEASURES = ("global", "client", "local")
@@ -52,6 +52,7 @@ class RunDetail:
     device: str
     topology: str
     global_model: str
+    metric: str  # the one that curves and clients are about
     curves: dict[str, dict[int, float]]  # by measure, and the training loss
     spent: dict[int, tuple[int, int]]  # bytes up and down by round
     clients: list[ClientRow]
@@ -78,6 +79,8 @@ class Comparison:
     reference: str
     seeds: list[int]
     lines: list[dict[str, object]]
+    metric: str = "accuracy"
+    in_percent: bool = True
     failures: list[dict[str, object]] = field(default_factory=list)
     origin: dict[str, object] = field(default_factory=dict)
 
@@ -163,6 +166,8 @@ def _study(folder: Path) -> tuple[Comparison, list[RunDetail], list[str]]:
             reference=str(results["reference"]),
             seeds=list(results["seeds"]),
             lines=lines,
+            metric=str(results.get("metric", "accuracy")),
+            in_percent=str(results.get("metric", "accuracy")) in SHARES,
             failures=list(results.get("failures", [])),
             origin={
                 k: results[k] for k in ("command", "preset", "commit", "date", "versions", "machine", "runs", "minutes")
@@ -208,11 +213,12 @@ def read_detail(folder: Path, cell: str = "", label: str = "") -> RunDetail:
     settings = _settings(folder)
     partition = read_partition(folder)
     scores = summary.last.scores if summary else None
+    metric = summary.chosen_by if summary else main_metric(rounds)
     method = str(settings.get("method", summary.method if summary else folder.name))
     words = [str(settings[k]) for k in ("data", "partition") if k in settings]
     return RunDetail(
         folder=str(folder),
-        cell=cell or ", ".join(words) or "runs",
+        cell=cell or ", ".join([*words, *([metric] if metric != "accuracy" else [])]) or "runs",
         label=label or method,
         method=method,
         seed=_number(settings.get("seed", summary.seed if summary else 0)),
@@ -224,7 +230,8 @@ def read_detail(folder: Path, cell: str = "", label: str = "") -> RunDetail:
         device=summary.device if summary else "",
         topology=summary.topology if summary else str(settings.get("topology", "")),
         global_model=summary.global_model if summary else "global",
-        curves=curves(rounds),
+        metric=metric,
+        curves=curves(rounds, metric),
         spent={r.round: (r.bytes_up, r.bytes_down) for r in rounds},
         clients=_clients(folder, rounds) if summary else [],
         partition=partition.clients if partition else {},
@@ -254,13 +261,19 @@ def _number(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
-def curves(rounds: Sequence[Round]) -> dict[str, dict[int, float]]:
-    """Accuracies and the training loss by round."""
+def main_metric(rounds: Sequence[Round]) -> str:
+    """The metric to show of a run that is not finished: accuracy, or the first that it records."""
+    names = [name for r in rounds for name in (r.global_metrics or r.client)]
+    return "accuracy" if "accuracy" in names or not names else names[0]
+
+
+def curves(rounds: Sequence[Round], metric: str) -> dict[str, dict[int, float]]:
+    """The main metric and the training loss by round."""
     lines: dict[str, dict[int, float]] = {m: {} for m in (*MEASURES, "loss")}
     for r in rounds:
         values = {
-            "global": r.global_accuracy,
-            "client": r.client_accuracy.mean if r.client_accuracy else None,
+            "global": (r.global_metrics or {}).get(metric),
+            "client": r.client[metric].mean if metric in r.client else None,
             "local": r.bench["local"].mean if "local" in r.bench else None,
             "loss": r.loss,
         }
@@ -333,7 +346,8 @@ def _compare(runs: Sequence[RunDetail]) -> Comparison:
         _line(cell, label, some, groups.get((cell, reference), []) if label != reference else [])
         for (cell, label), some in groups.items()
     ]
-    return Comparison("runs", "", "", reference, sorted({r.seed for r in runs}), lines)
+    seeds, metric = sorted({r.seed for r in runs}), runs[0].metric
+    return Comparison("runs", "", "", reference, seeds, lines, metric, metric in SHARES)
 
 
 def _line(cell: str, label: str, runs: Sequence[RunDetail], reference: Sequence[RunDetail]) -> dict[str, object]:
@@ -363,16 +377,7 @@ def _run(run: RunDetail) -> dict[str, object]:
         "accuracy": {m: c[max(c)] for m, c in run.curves.items() if m in MEASURES},
         "curves": run.curves,
         "spent": {t: up + down for t, (up, down) in run.spent.items()},
-        "clients": [a for c in run.clients if (a := _accuracy(c)) is not None],
+        "clients": [a for c in run.clients if (a := (c.own or c.received or {}).get(run.metric)) is not None],
         "failures": len(run.failures),
         "own_models": run.global_model != "global",
     }
-
-
-def _accuracy(client: ClientRow) -> float | None:
-    return client_accuracy(ClientReport(client.n_test, 0, test=client.received, own_test=client.own))
-
-
-def plain(data: PageData) -> dict[str, object]:
-    """The data as plain values."""
-    return asdict(data)

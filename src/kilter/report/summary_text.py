@@ -18,11 +18,13 @@ def sentences(comparison: Comparison, measure: str = "global") -> list[str]:
     text = [f"{_count(len(methods), 'method')} in {of}; the reference is {comparison.reference}."]
     for cell in cells[:4]:
         lines = [line for line in comparison.lines if line["cell"] == cell]
-        if best := _best(lines, measure):
+        if best := _best(lines, measure, comparison):
             text.append(f"{cell}: {best}")
-        if own := _best(lines, "client"):
-            text.append(own.replace("client accuracy", "mean accuracy over the clients' own test rows"))
-        text += _differences(lines, measure, comparison.reference)
+        if own := _best(lines, "client", comparison):
+            text.append(
+                own.replace(f"client {comparison.metric}", f"mean {comparison.metric} over the clients' own test rows")
+            )
+        text += _differences(lines, measure, comparison)
     if len(cells) > 4:
         text.append(f"The table has the other {len(cells) - 4} settings.")
     text += _problems(comparison)
@@ -33,29 +35,34 @@ def _count(n: int, noun: str) -> str:
     return f"{n} {noun}{'s' * (n != 1)}"
 
 
-def _best(lines: Sequence[Line], measure: str) -> str:
+def _best(lines: Sequence[Line], measure: str, comparison: Comparison) -> str:
+    """Who is best. Whether low or high is better is known for accuracies only; other metrics are left to the table."""
+    if not comparison.in_percent:
+        return ""
     known = [(line[f"{measure}_mean"], line) for line in lines if isinstance(line.get(f"{measure}_mean"), float)]
     if not known:
         return ""
     value, line = max(known, key=lambda pair: float(str(pair[0])))
     sent = line.get("bytes")
     traffic = f", with {size(sent)} of traffic" if isinstance(sent, float) and sent else ""
-    return f"{line['method']} has the highest {measure} accuracy, {100 * float(str(value)):.1f} %{traffic}."
+    return f"{line['method']} has the highest {measure} {comparison.metric}, {100 * float(str(value)):.1f} %{traffic}."
 
 
-def _differences(lines: Sequence[Line], measure: str, reference: str) -> list[str]:
+def _differences(lines: Sequence[Line], measure: str, comparison: Comparison) -> list[str]:
+    reference, what = comparison.reference, f"{measure} {comparison.metric}"
     groups: dict[str, list[str]] = {}
     for line in lines:
         verdict = line.get(f"{measure}_difference_verdict")
         if isinstance(verdict, str):
-            points = 100 * float(str(line[f"{measure}_difference"]))
-            groups.setdefault(verdict, []).append(f"{line['method']} ({points:+.1f} points)")
+            difference = float(str(line[f"{measure}_difference"]))
+            shown = f"{100 * difference:+.1f} points" if comparison.in_percent else f"{difference:+.3g}"
+            groups.setdefault(verdict, []).append(f"{line['method']} ({shown})")
     words = {
-        "higher": f"Higher {measure} accuracy than {reference}: ",
-        "lower": f"Lower {measure} accuracy than {reference}: ",
-        "no difference shown": f"No difference in {measure} accuracy from {reference} shown: ",
-        "identical": f"Identical {measure} accuracy to {reference}: ",
-        "too few seeds to tell": f"Too few seeds to compare {measure} accuracy: ",
+        "higher": f"Higher {what} than {reference}: ",
+        "lower": f"Lower {what} than {reference}: ",
+        "no difference shown": f"No difference in {what} from {reference} shown: ",
+        "identical": f"Identical {what} to {reference}: ",
+        "too few seeds to tell": f"Too few seeds to compare {what}: ",
     }
     return [start + _listed(groups[verdict]) + "." for verdict, start in words.items() if verdict in groups]
 

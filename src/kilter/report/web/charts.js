@@ -2,9 +2,12 @@
 // Charts: every function returns a <figure> with a caption, buttons to save it, and a legend where colours have a meaning.
 
 const PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7A5195", "#2F9C95", "#B22222"];
-const MEASURES = {
-  global: "global accuracy", client: "mean client accuracy", local: "mean local accuracy", loss: "training loss",
-};
+// The metric of the comparison that is being drawn: charts read it when they are made.
+let METRIC = { name: "accuracy", percent: true };
+const MEASURES = ["global", "client", "local"];
+function measureName(measure) {
+  return { global: `global ${METRIC.name}`, client: `mean client ${METRIC.name}`, local: `mean local ${METRIC.name}`, loss: "training loss" }[measure] || measure;
+}
 
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -135,14 +138,15 @@ function curveChart(lines, measure, colour) {
   const rows = curveRows(lines, measure);
   if (!rows.length) return null;
   const labels = Object.keys(colour);
-  const share = measure !== "loss";
+  const share = measure !== "loss" && METRIC.percent;
+  const unit = share ? "%" : measure === "loss" ? "loss" : METRIC.name;
   return chart({
-    title: `${capital(MEASURES[measure] || measure)} by round`,
+    title: `${capital(measureName(measure))} by round`,
     name: `curve-${measure}`, rows, colour: only(colour, rows),
     about: "Mean over seeds; the band is one standard deviation.",
     draw: (width) => Plot.plot({
       width, height: 300, marginLeft: 48,
-      x: { label: "round", tickFormat: "d" }, y: { label: share ? "%" : "loss", grid: true, percent: share, nice: true },
+      x: { label: "round", tickFormat: "d" }, y: { label: unit, grid: true, percent: share, nice: true },
       marks: [
         Plot.areaY(rows, { x: "round", y1: "low", y2: "high", z: "method", fill: (r) => colour[r.method], fillOpacity: 0.15 }),
         ...d3.groups(rows, (r) => r.method).map(([label, some]) => Plot.lineY(some, {
@@ -162,12 +166,13 @@ function boxChart(lines, colour) {
   const rows = lines.flatMap((line) => line.runs.flatMap((run) => (run.clients || []).map((accuracy) => ({ method: line.method, seed: run.seed, accuracy }))));
   if (!rows.length) return null;
   const labels = [...new Set(rows.map((r) => r.method))];
+  const scale = METRIC.percent ? { percent: true, label: "%" } : { label: METRIC.name };
   return chart({
-    title: "Accuracy of each client", name: "clients", rows,
+    title: `${capital(METRIC.name)} of each client`, name: "clients", rows,
     about: "Clients of all seeds, on their own test rows: median, quartiles, and dots for outliers.",
     draw: (width) => Plot.plot({
       width, height: 60 + 30 * labels.length, marginLeft: margin(labels),
-      x: { percent: true, label: "%", grid: true }, y: { label: null, domain: labels },
+      x: { ...scale, grid: true }, y: { label: null, domain: labels },
       marks: [Plot.boxX(rows, { x: "accuracy", y: "method", fill: (r) => colour[r.method], fillOpacity: 0.45, stroke: "currentColor" })],
     }),
   });
@@ -177,14 +182,16 @@ const margin = (labels) => Math.min(180, 20 + 7 * d3.max(labels, (l) => l.length
 
 function ownChart(runs, colour) {
   const rows = runs.flatMap((run) => run.clients.filter((c) => c.received && c.own).map((c) => ({
-    method: run.label, client: c.name, received: c.received.accuracy, own: c.own.accuracy })));
+    method: run.label, client: c.name, received: c.received[METRIC.name], own: c.own[METRIC.name] })));
   if (!rows.length) return null;
+  const share = METRIC.percent;
+  const ends = share ? [0, 1] : d3.extent(rows.flatMap((r) => [r.received, r.own]));
   return chart({
     title: "Global against personal model, by client", name: "own-models", rows, colour: only(colour, rows),
     about: "One dot for each client, on its own test rows. Above the line, the client's own model is better than the one it received.",
     draw: (width) => Plot.plot({
-      width, height: 320, marginLeft: 48, grid: true, x: { percent: true, label: "received model, %" }, y: { percent: true, label: "own model, %" },
-      marks: [Plot.link([0], { x1: 0, y1: 0, x2: 1, y2: 1, stroke: "currentColor", strokeOpacity: 0.4 }),
+      width, height: 320, marginLeft: 48, grid: true, x: { percent: share, label: "received model" }, y: { percent: share, label: "own model" },
+      marks: [Plot.link([0], { x1: ends[0], y1: ends[0], x2: ends[1], y2: ends[1], stroke: "currentColor", strokeOpacity: 0.4 }),
         Plot.dot(rows, { x: "received", y: "own", stroke: (r) => colour[r.method], channels: { method: "method", client: "client" }, tip: { format: { stroke: false } } })],
     }),
   });
@@ -214,12 +221,13 @@ function paretoChart(lines, measure, colour) {
   let best = -1;
   const front = d3.sort(rows, (r) => r.bytes, (r) => -r.accuracy).filter((r) => r.accuracy > best && ((best = r.accuracy), true));
   for (const row of rows) row.front = front.includes(row);
+  const share = METRIC.percent;
   return chart({
-    title: `${capital(MEASURES[measure])} against bytes sent`, name: "pareto", rows, colour: only(colour, rows),
+    title: `${capital(measureName(measure))} against bytes sent`, name: "pareto", rows, colour: only(colour, rows),
     about: "Up and left is better. The line joins the methods that no other beats in both. Methods that send nothing are left out.",
     draw: (width) => Plot.plot({
-      width, height: 300, marginLeft: 48, grid: true, x: { type: "log", label: "bytes in all", tickFormat: bytes, ticks: 5 }, y: { percent: true, label: "%", nice: true },
-      marks: [Plot.lineY(front, { x: "bytes", y: "accuracy", curve: "step-after", stroke: "currentColor", strokeOpacity: 0.4 }),
+      width, height: 300, marginLeft: 48, grid: true, x: { type: "log", label: "bytes in all", tickFormat: bytes, ticks: 5 }, y: { percent: share, label: share ? "%" : null, nice: true },
+      marks: [Plot.lineY(share ? front : [], { x: "bytes", y: "accuracy", curve: "step-after", stroke: "currentColor", strokeOpacity: 0.4 }),
         Plot.dot(rows, { x: "bytes", y: "accuracy", r: 6, fill: (r) => colour[r.method], channels: { method: "method" }, tip: { format: { fill: false, x: bytes } } })],
     }),
   });
@@ -231,7 +239,7 @@ function targetChart(lines, colour) {
   if (!rows.length) return null;
   const labels = rows.map((r) => r.method);
   return chart({
-    title: `Rounds to ${percent(rows[0].target)}`, name: "target", rows,
+    title: `Rounds to ${METRIC.percent ? percent(rows[0].target) : number(rows[0].target)}`, name: "target", rows,
     about: "Median over seeds; seeds that never reach the target count as infinite. Bytes are in the CSV and the table.",
     draw: (width) => Plot.plot({
       width, height: 60 + 26 * labels.length, marginLeft: margin(labels), marginRight: 110, x: { label: "rounds", grid: true }, y: { label: null, domain: labels },
@@ -244,22 +252,23 @@ function targetChart(lines, colour) {
 
 function forestChart(lines, measure, reference, colour) {
   const key = `${measure}_difference`;
+  const unit = METRIC.percent ? 100 : 1;
+  const words = METRIC.percent ? "percentage points" : METRIC.name;
+  const points = (v) => (v === null || v === undefined ? null : unit * v);
   const rows = lines.filter((line) => line[key] !== null && line[key] !== undefined).map((line) => ({
-    method: line.method, difference: 100 * line[key], low: points(line[`${key}_low`]), high: points(line[`${key}_high`]), p: line[`${key}_p`], verdict: line[`${key}_verdict`] }));
+    method: line.method, difference: unit * line[key], low: points(line[`${key}_low`]), high: points(line[`${key}_high`]), p: line[`${key}_p`], verdict: line[`${key}_verdict`] }));
   if (!rows.length) return null;
   const labels = rows.map((r) => r.method);
   return chart({
     title: `Difference from ${reference}`, name: "forest", rows,
-    about: `Percentage points of ${MEASURES[measure]}, paired by seed, with 95 % intervals where there are enough seeds.`,
+    about: `${capital(words)}${METRIC.percent ? ` of ${measureName(measure)}` : ""}, paired by seed, with 95 % intervals where there are enough seeds.`,
     draw: (width) => Plot.plot({
-      width, height: 60 + 26 * labels.length, marginLeft: margin(labels), x: { label: "percentage points", grid: true, nice: true }, y: { label: null, domain: labels },
+      width, height: 60 + 26 * labels.length, marginLeft: margin(labels), x: { label: words, grid: true, nice: true }, y: { label: null, domain: labels },
       marks: [Plot.ruleX([0]), Plot.ruleY(rows.filter((r) => r.low !== null), { y: "method", x1: "low", x2: "high", stroke: (r) => colour[r.method], strokeWidth: 2.5 }),
         Plot.dot(rows, { x: "difference", y: "method", r: 5, fill: (r) => colour[r.method], channels: { verdict: "verdict" }, tip: { format: { fill: false } } })],
     }),
   });
 }
-const points = (v) => (v === null || v === undefined ? null : 100 * v);
-
 function phaseChart(runs) {
   const rows = runs.flatMap((run) => Object.entries(run.phases).map(([step, seconds]) => ({ method: run.label, phase: step, seconds })));
   if (!rows.length) return null;

@@ -46,18 +46,19 @@ function resultTable(comparison, cell) {
   const some = (key) => comparison.lines.some((line) => line[key] !== null && line[key] !== undefined);
   const rows = comparison.lines.filter((line) => cell === null || line.cell === cell).map((line) => ({ ...line }));
   const columns = [{ key: "method", title: "method", text: true }];
+  const [unit, digits] = comparison.in_percent ? [100, (v) => v.toFixed(1)] : [1, (v) => number(v, 4)];
   if (cell === null) columns.unshift({ key: "cell", title: "setting", text: true });
   for (const m of ["global", "client", "local"]) {
     if (!some(`${m}_mean`)) continue;
-    columns.push({ key: `${m}_mean`, title: m, show: (v, row) => (v === null || v === undefined ? "" : `${(100 * v).toFixed(1)}${row[`${m}_std`] ? ` ± ${(100 * row[`${m}_std`]).toFixed(1)}` : ""}`) });
-    if (some(`${m}_difference`)) columns.push({ key: `${m}_difference`, title: `${m} - ${comparison.reference}`, show: (v) => (v === null || v === undefined ? "" : `${v > 0 ? "+" : ""}${(100 * v).toFixed(1)}`) });
-    if (some(`${m}_paper`)) columns.push({ key: `${m}_paper`, title: `${m}, paper`, show: (v) => percent(v) });
+    columns.push({ key: `${m}_mean`, title: m, show: (v, row) => (v === null || v === undefined ? "" : `${digits(unit * v)}${row[`${m}_std`] ? ` ± ${digits(unit * row[`${m}_std`])}` : ""}`) });
+    if (some(`${m}_difference`)) columns.push({ key: `${m}_difference`, title: `${m} - ${comparison.reference}`, show: (v) => (v === null || v === undefined ? "" : `${v > 0 ? "+" : ""}${digits(unit * v)}`) });
+    if (some(`${m}_paper`)) columns.push({ key: `${m}_paper`, title: `${m}, paper`, show: (v) => (comparison.in_percent ? percent(v) : number(v)) });
   }
-  if (some("worst_tenth")) columns.push({ key: "worst_tenth", title: "worst tenth", show: percent });
+  if (some("worst_tenth")) columns.push({ key: "worst_tenth", title: "worst tenth", show: (v) => (comparison.in_percent ? percent(v) : number(v)) });
   if (some("rounds_to_target")) columns.push({ key: "rounds_to_target", title: "rounds to target", show: (v) => number(v) }, { key: "bytes_to_target", title: "bytes to target", show: bytes });
   columns.push({ key: "bytes", title: "traffic", show: bytes }, { key: "seconds", title: "seconds", show: (v) => number(v) }, { key: "seeds", title: "seeds" });
   if (some("tuned")) columns.push({ key: "tuned", title: "tuned", text: true });
-  return dataTable({ caption: "Results: accuracy in %, mean ± standard deviation over seeds", rows, columns, name: "results" });
+  return dataTable({ caption: `Results: ${comparison.metric}${comparison.in_percent ? " in %" : ""}, mean ± standard deviation over seeds`, rows, columns, name: "results" });
 }
 
 function failureTable(comparison, runs) {

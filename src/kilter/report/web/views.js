@@ -10,12 +10,15 @@ function comparisonView(comparison, summary, runs, key) {
   const cells = [...new Set(comparison.lines.map((line) => line.cell))];
   const labels = [...new Set(comparison.lines.map((line) => line.method))];
   const colour = colours(labels, comparison.reference);
-  const measures = Object.keys(MEASURES).filter((m) => m !== "loss" && comparison.lines.some((line) => line[`${m}_mean`] !== null && line[`${m}_mean`] !== undefined));
+  const metric = { name: comparison.metric, percent: comparison.in_percent };
+  METRIC = metric;
+  const measures = MEASURES.filter((m) => comparison.lines.some((line) => line[`${m}_mean`] !== null && line[`${m}_mean`] !== undefined));
   let [cell, measure] = [cells[0], measures[0] || "global"];
   const charts = element("div", { class: "grid" });
   const table = element("div");
   const inside = element("div");
   const draw = () => {
+    METRIC = metric;
     const lines = comparison.lines.filter((line) => line.cell === cell);
     const here = runs.filter((run) => run.cell === cell);
     const first = here[0];
@@ -34,7 +37,7 @@ function comparisonView(comparison, summary, runs, key) {
     table,
     element("div", { class: "controls" },
       cells.length > 1 ? chooser("Setting", cells.map((c) => [c, c]), (v) => { cell = v; draw(); }) : null,
-      measures.length > 1 ? chooser("Measure", measures.map((m) => [m, MEASURES[m]]), (v) => { measure = v; draw(); }) : null),
+      measures.length > 1 ? chooser("Measure", measures.map((m) => [m, measureName(m)]), (v) => { measure = v; draw(); }) : null),
     charts,
     element("h3", { text: "Inside a run" }), inside,
     element("h3", { text: "What failed or did not happen" }), failureTable(comparison, runs),
