@@ -159,7 +159,7 @@ def test_the_command_line_shows_what_did_not_happen(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*RUN, "--method", "slfed", "--out", str(tmp_path / "run"), *settings])
     assert done.exit_code == 0, done.output
     assert "Not as intended" in done.output
-    assert "fewer than two contributors: keeps its own model: " in done.output
+    assert "too few contributors to hide one in the sum: keeps its own model: " in done.output
 
 
 @pytest.mark.parametrize(

@@ -129,11 +129,21 @@ class Node:
     fits: int = 0  # how many fits this step has requested
     notes: list[Note] = field(default_factory=list)  # for the round's record; never data, except exhibits
     exhibits: bool = False  # whether `exhibit` records anything; never at a real site
+    private_seed: int | None = None  # of a real site: drawn from the operating system once, and never sent
 
     @property
     def rng(self) -> torch.Generator:
         """A new generator for (seed, round, node, step). Keep it in a variable to draw more than once."""
         return generator(self.seed, self.round, self.id, self.step)
+
+    @property
+    def secret_seed(self) -> int:
+        """The seed of random numbers that other nodes must not be able to compute.
+
+        At a real site it comes from the operating system and is kept in the site's state directory, so that a resumed run repeats
+        it. In a simulation, where nobody attacks, it is the run's seed, so that runs repeat.
+        """
+        return self.seed if self.private_seed is None else self.private_seed
 
     def note(self, text: str) -> None:
         """Add a sentence to the round's record."""

@@ -6,6 +6,7 @@ Numbers for (seed, round, node, step) are the same for any number of workers, an
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
@@ -47,6 +48,21 @@ def _text(parts: Iterable[int | str]) -> bytes:
 def generator(*parts: int | str) -> torch.Generator:
     """A torch generator for one purpose."""
     return torch.Generator().manual_seed(derive(*parts))
+
+
+@lru_cache(maxsize=4)
+def draw_partners(names: tuple[str, ...], count: int, seed: int, round: int) -> dict[str, set[str]]:
+    """The others that each node draws in this round. Everyone can compute it, so it is computed once for all.
+
+    >>> {name: len(others) for name, others in draw_partners(("a", "b", "c"), 2, 0, 1).items()}
+    {'a': 2, 'b': 2, 'c': 2}
+    """
+    drawn = {}
+    for at, name in enumerate(names):
+        others = names[:at] + names[at + 1 :]
+        order = torch.randperm(len(others), generator=generator(seed, round, name, "subset"))
+        drawn[name] = {others[k] for k in order[:count].tolist()}
+    return drawn
 
 
 def numpy_generator(*parts: int | str) -> np.random.Generator:

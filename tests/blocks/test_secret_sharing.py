@@ -79,9 +79,25 @@ def test_ring_shares_do_not_leak_the_direction():
         assert abs(float(torch.cosine_similarity(share.double(), x.double(), dim=0))) < 0.05
 
 
-@given(st.integers(0, P - 1), st.integers(0, P - 1))
-def test_field_multiplication(a, b):
-    assert int(secret_sharing._times(np.array([a], dtype=np.uint64), np.uint64(b))[0]) == a * b % P
+elements = st.integers(0, P - 1)
+
+
+@given(
+    st.integers(1, 4).flatmap(lambda t: st.lists(st.lists(elements, min_size=t, max_size=t), min_size=2, max_size=4))
+)
+def test_products_of_matrices_in_the_field_are_exact(rows):
+    """The last row is a column of numbers; the others are the matrix."""
+    *matrix, column = rows
+    product = secret_sharing.combine(matrix, np.array(column, dtype=np.uint64)[:, None])
+    assert [int(v) for v in product[:, 0]] == [
+        sum(a * b for a, b in zip(row, column, strict=True)) % P for row in matrix
+    ]
+
+
+def test_products_are_exact_with_the_largest_numbers_and_many_terms():
+    t = 300
+    product = secret_sharing.combine([[P - 1] * t], np.full((t, 3), P - 1, dtype=np.uint64))
+    assert product.tolist() == [[t * (P - 1) ** 2 % P] * 3]
 
 
 @given(tensors, st.integers(2, 6), st.data())

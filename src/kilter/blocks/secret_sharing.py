@@ -73,30 +73,55 @@ def scalar_shares(x: Params, parties: int, rng: torch.Generator) -> list[Params]
 
 # Threshold shares -------------------------------------------------------------------------------------------------------
 
+LIMB = 21  # bits: products of two limbs, summed over up to 600 terms, are exact in float64
+CHUNK = 2**14  # columns in one product, so that its limbs stay in the cache
+
 
 def _reduce(x: Field) -> Field:
     x = (x & np.uint64(P)) + (x >> np.uint64(61))
     return np.where(x >= P, x - np.uint64(P), x)
 
 
-def _times(a: Field, b: Field | np.uint64) -> Field:
-    """a b mod p for a, b < p, in 64 bits: a = a1 2^31 + a0, and 2^61 = 1."""
-    low, high = np.uint64(2**31 - 1), np.uint64(31)
-    a1, a0 = a >> high, a & low
-    b1, b0 = b >> high, b & low
-    middle = _reduce(_reduce(a1 * b0) + _reduce(a0 * b1))  # times 2^31
-    # middle 2^31 = (middle >> 30) 2^61 + (middle & (2^30 - 1)) 2^31
-    shifted = (middle >> np.uint64(30)) + ((middle & np.uint64(2**30 - 1)) << high)
-    # a1 b1 2^62 = 2 a1 b1
-    return _reduce(_reduce(_reduce(a1 * b1) * np.uint64(2)) + _reduce(shifted) + _reduce(a0 * b0))
+def _shifted(x: Field, bits: int) -> Field:
+    """x 2^bits mod p for x < 2^61: a rotation of 61 bits."""
+    bits %= 61
+    low = np.uint64(2 ** (61 - bits) - 1)
+    return ((x & low) << np.uint64(bits)) | (x >> np.uint64(61 - bits))
 
 
-def to_field(x: Tensor, parties: int, fraction: int = FRACTION) -> Field:
-    """x as an element of the field; -x is represented by p - x."""
+def _limbs(x: Field) -> list[Tensor]:
+    mask = np.uint64(2**LIMB - 1)
+    return [torch.from_numpy(((x >> np.uint64(LIMB * k)) & mask).astype(np.float64)) for k in range(3)]
+
+
+def combine(matrix: Sequence[Sequence[int]], rows: Field) -> Field:
+    """matrix @ rows mod p, (n, t) @ (t, columns), as nine products of limbs in float64, which are exact.
+
+    >>> combine([[2, P - 1]], np.array([[3], [5]], dtype=np.uint64)).tolist()  # 2 x 3 - 5
+    [[1]]
+    """
+    left = _limbs(np.array(matrix, dtype=np.uint64))
+    total = np.empty((len(matrix), rows.shape[1]), dtype=np.uint64)
+    for start in range(0, rows.shape[1], CHUNK):
+        right = _limbs(rows[:, start : start + CHUNK])
+        part = np.zeros((len(matrix), right[0].shape[1]), dtype=np.uint64)
+        for weight in range(5):  # products of limbs a and b count 2^(LIMB (a + b))
+            product = sum(left[a] @ right[weight - a] for a in range(3) if 0 <= weight - a < 3)
+            assert isinstance(product, Tensor)
+            part = _reduce(part + _shifted(product.numpy().astype(np.uint64), LIMB * weight))
+        total[:, start : start + CHUNK] = part
+    return total
+
+
+def to_field(x: Tensor, parties: int, fraction: int = FRACTION, drop: int = 0) -> Field:
+    """round(x 2^fraction) / 2^drop, rounded down, as an element of the field; -x is represented by p - x.
+
+    Refused if a sum over this many parties, each multiplied by up to 2^drop, could overflow.
+    """
     limit = 2.0 ** (59 - fraction) / max(parties, 1)
     if not bool((x.abs() < limit).all()):
         raise Overflow(f"a number beyond {limit:.3g} cannot be shared among {parties} with {fraction} fractional bits")
-    whole = (x.double() * 2.0**fraction).round().to(torch.int64).numpy()
+    whole = ((x.double() * 2.0**fraction).round().to(torch.int64) >> drop).numpy()
     return np.where(whole < 0, whole + P, whole).astype(np.uint64)
 
 
@@ -122,28 +147,22 @@ def field_sum(parts: Sequence[NDArray[np.int64]] | Sequence[Field]) -> NDArray[n
 
 
 def deal(x: Field, parties: int, threshold: int) -> list[Field]:
-    """Shares 1..n. Any `threshold` of them give x."""
+    """Shares 1..n of a vector. Any `threshold` of them give x."""
     if not 1 <= threshold <= parties:
         raise ValueError(f"a threshold of {threshold} for {parties} parties")
-    coefficients = [_random_field(x.shape) for _ in range(threshold - 1)]
-    shares = []
-    for at in range(1, parties + 1):
-        value = np.zeros_like(x)
-        for c in reversed(coefficients):
-            value = _reduce(_times(_reduce(value + c), np.uint64(at)))
-        shares.append(_reduce(value + x))
-    return shares
+    coefficients = np.concatenate([x[None], _random_field((threshold - 1, *x.shape))])
+    powers = [[pow(at, k, P) for k in range(threshold)] for at in range(1, parties + 1)]
+    return list(combine(powers, coefficients))
 
 
 def recover(shares: Mapping[int, Field]) -> Field:
     """x from enough shares, keyed by their numbers 1..n (Lagrange interpolation at 0)."""
-    total: Field | None = None
-    for j, share in shares.items():
+    weights = []
+    for j in shares:
         weight = 1
         for m in shares:
             if m != j:
                 weight = weight * m * pow(m - j, -1, P) % P
-        part = _times(share, np.uint64(weight % P))
-        total = part if total is None else _reduce(total + part)
-    assert total is not None
+        weights.append(weight)
+    total: Field = combine([weights], np.stack(list(shares.values())))[0]
     return total

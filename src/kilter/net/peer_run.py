@@ -19,6 +19,7 @@ from kilter.net.peer import PeerRuntime
 from kilter.net.peer_transport import PeerTransport
 from kilter.net.policy import SitePolicy
 from kilter.net.server_run import run_rounds
+from kilter.net.site_state import private_seed
 from kilter.net.status import StatusBoard
 from kilter.net.terms import SENT, Terms, file_digest, own_data, peer_run_id
 from kilter.net.tls import Identity
@@ -80,7 +81,7 @@ class PeerRun:
     ) -> AbstractContextManager[PeerRuntime]:
         """Open the port; from now on other peers can write to this one."""
         experiment = self.experiment
-        return PeerRuntime(
+        fed = PeerRuntime(
             PeerTransport(self.me, self.addresses, listen, self.run_id, identity, largest),
             list(self.addresses),
             own_data(self._dataset, self.me, experiment.seed, experiment.valid),
@@ -92,6 +93,8 @@ class PeerRun:
             quorum=quorum or None,
             audit=AuditLog(self.where),
         )
+        fed.private_seed = private_seed(self.where)
+        return fed
 
     def run(self, fed: PeerRuntime, out: Console, metrics: str = "") -> None:
         """Wait for enough peers, run to the end, show the result."""

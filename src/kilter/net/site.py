@@ -251,6 +251,7 @@ class Site:
             order.step.step,
             self.state.state(),
             self.terms.peers,
+            private_seed=self.directory.private_seed,
         )
         message = self._open_mail(order, wire.decode(body), node)
         before = fingerprint(node.state)

@@ -46,6 +46,21 @@ def lock(path: Path, why: str) -> TextIOWrapper:
     return file
 
 
+def private_seed(folder: Path) -> int:
+    """The seed of a node's secrets, in a file that only its owner can read. It is drawn once and outlives restarts."""
+    path = folder / "secret"
+    try:
+        if not path.exists():
+            with os.fdopen(os.open(path.with_name("secret.new"), os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+                file.write(secrets.token_hex(16))
+            os.replace(path.with_name("secret.new"), path)
+        return int(path.read_text(), 16)
+    except OSError as e:
+        raise cannot_write(path, e) from None
+    except ValueError:
+        raise Mistake(f"'{path}' is damaged: restore the state directory, or use a new one.") from None
+
+
 class StateDirectory:
     """The directory of one site (`--state-dir`): one process at a time, and a name of its own that outlives restarts."""
 
@@ -59,6 +74,7 @@ class StateDirectory:
         self.instance = path.read_text(errors="replace")
         if not HEX.fullmatch(self.instance):
             raise Mistake(f"'{path}' is damaged: restore the state directory, or use a new one.")
+        self.private_seed = private_seed(folder)
 
     def close(self) -> None:
         self._lock.close()

@@ -65,6 +65,7 @@ class Runtime(Federation):
         self.opening = Ledger()  # the letters before the method's set-up: statistics for the preparation of data
         self.role = ""  # the node that aggregated last (rotating)
         self.robust = ""  # the rule for robust aggregation (kilter.runtimes.robust)
+        self.private_seed: int | None = None  # for the secrets of the node that lives here; None in a simulation
         self.devices: tuple[torch.device, ...] = (placement.CPU,)
         self.device, self.precision = placement.CPU, "fp32"
         self.plain = False  # whether accelerated code (kilter.fast) is switched off
@@ -107,6 +108,10 @@ class Runtime(Federation):
                 f"{type(method).__name__} needs links between all nodes, which the topology '{self.topology.spec}' lacks: "
                 "use --topology full."
             )
+        if "everyone" in method.needs and self.robust:
+            raise Mistake(
+                f"{type(method).__name__} does not aggregate models that a robust rule could compare: leave out --robust."
+            )
         if "aggregator" in method.needs and self.topology.kind == "peers":
             raise Mistake(
                 f"{type(method).__name__} needs one aggregator and so cannot run under '{self.topology.spec}': "
@@ -142,7 +147,9 @@ class Runtime(Federation):
         aggregates = self.topology.kind != "star" or name == SERVER  # now or in a later round
         public = self.public if aggregates else None
         # `spread:train` draws the same random numbers as `train`, so peers over a full graph give the star's results.
-        return Node(name, data, self.seed, round, step.step, state, peers, public, self.bench, exhibits=True)
+        node = Node(name, data, self.seed, round, step.step, state, peers, public, self.bench, exhibits=True)
+        node.private_seed = self.private_seed
+        return node
 
     def label_counts(self) -> dict[str, list[int]]:
         """By client: its training rows of each class; empty where a client lives elsewhere or rows have no classes."""
