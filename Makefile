@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 JOBS ?= 2
 
-.PHONY: demo test test-notebooks test-all test-hostile test-gpu docs reference dist lint bench coverage clean
+.PHONY: demo test test-notebooks test-all test-hostile test-gpu reproduce-check docs reference dist lint bench coverage clean
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(PY) || python3 -m venv .venv
@@ -29,6 +29,10 @@ test-hostile: .venv/ready
 # Agreement with the CPU on a real accelerator; skipped with a reason where there is none.
 test-gpu: .venv/ready
 	$(PY) -m pytest -m gpu -rs
+
+# One cheap run of every published study, on this machine: "same bits", or how far it is off.
+reproduce-check: .venv/ready
+	$(PY) tools/reproduce_check.py
 
 # The documentation site, in site/. Warnings are errors.
 docs: .venv/ready

@@ -124,7 +124,7 @@ def test_a_third_of_all_replies_may_be_lost(name: str) -> None:
 
 
 def everything(name: str, topology: str, workers: int) -> Any:
-    run = method(name, normed_task(), cohort=0.75, local=SGD(lr=0.05, batch=16))
+    run = method(name, normed_task(), cohort=1.0 if topology == "full" else 0.75, local=SGD(lr=0.05, batch=16))
     with federation(topology=topology, workers=workers) as fed:
         result = federate(run, fed, 2)
         records = [timeless(r) for r in result.rounds]

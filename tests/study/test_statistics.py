@@ -8,9 +8,11 @@ import pytest
 from kilter.study.statistics import (
     bootstrap_interval,
     bytes_to_target,
+    corrected,
     cost_paper,
     curve,
     ecr_paper,
+    holm,
     mean_std,
     median_reached,
     paired,
@@ -131,3 +133,21 @@ def test_only_seeds_that_both_have_are_compared() -> None:
     assert found is not None
     assert found.seeds == 2
     assert found.mean == pytest.approx(0.15)
+
+
+def test_holm_by_hand():
+    """Holm 1979: the smallest of four is multiplied by four, the next by three, and none falls below a smaller one's."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_one_comparison_needs_no_correction_and_two_of_five_seeds_cannot_pass_it():
+    higher = paired({s: 0.6 + s / 1000 for s in range(5)}, dict.fromkeys(range(5), 0.5))
+    assert higher.verdict == "higher"
+    alone = corrected({"a": higher})["a"]
+    assert (alone.verdict, alone.p_holm) == ("higher", higher.p)
+    both = corrected({"a": higher, "b": higher, "c": None})
+    assert both["a"].verdict == both["b"].verdict == "higher, uncorrected"
+    assert both["a"].p_holm == pytest.approx(2 * higher.p)
+    assert both["c"] is None

@@ -26,9 +26,9 @@ from kilter.study.results import Results, Run
 from kilter.study.tables import NAMES, comma_separated, markdown, numbers
 
 
-def publish(results: Results, path: Path, command: str) -> None:
+def publish(results: Results, path: Path, command: str, origin: dict[str, Any] | None = None) -> None:
     """Write a study's tables and figures, and where they come from, into its folder."""
-    origin = provenance(results, command)
+    origin = origin or provenance(results, command)
     write(path / "table.md", f"# {results.study.name}\n\n{markdown(results)}")
     write(path / "table.csv", comma_separated(results))
     text = msgspec.json.format(msgspec.json.encode(as_json(results, origin)), indent=1)  # NaN becomes null

@@ -18,6 +18,7 @@ from kilter.study.schema import MEASURES, Cell
 from kilter.study.statistics import (
     Difference,
     bytes_to_target,
+    corrected,
     ecr_paper,
     mean_std,
     median_reached,
@@ -36,7 +37,7 @@ class Run:
     folder: str
     accuracy: dict[str, float]  # by measure, at the last round
     curves: dict[str, dict[int, float]]  # by measure: accuracy by round; and the training loss
-    spent: dict[int, int]  # bytes by round, up and down; round 0 is the set-up
+    spent: dict[int, int]  # bytes by round, each letter counted once; round 0 is the set-up
     worst: float | None  # mean accuracy of the worst tenth of the clients
     bench: dict[str, Spread]  # over clients on the common test set: `local` and `common`
     clients: list[float]  # every client's accuracy at the last round
@@ -131,6 +132,18 @@ def gather(
     for job in jobs:
         if folder.is_done(job):
             runs.setdefault((job.cell.name, job.label), []).append(read_run(job, folder.run(job)))
+    return tabulate(study, runs, failures, chosen, budget)
+
+
+def tabulate(
+    study: Study,
+    runs: Mapping[tuple[str, str], list[Run]],
+    failures: Sequence[FailedRun] = (),
+    chosen: Mapping[tuple[str, str], Choice] | None = None,
+    budget: int = 0,
+) -> Results:
+    """The results of these runs, which are keyed by the names of their cells and methods."""
+    chosen = dict(chosen or {})
     cells = [_cell(study, cell, runs, chosen) for cell in study.cells]
     versions = {json.dumps(r.versions, sort_keys=True) for some in runs.values() for r in some}
     notes = []
@@ -160,7 +173,8 @@ def read_run(job: Job, folder: Path) -> Run:
         folder=job.folder,
         accuracy={k: v for k, v in last.items() if v is not None},
         curves=_curves(rounds),
-        spent={r.round: r.bytes_up + r.bytes_down for r in rounds},
+        # Between clients and a server, up and down are different letters; between clients, they are the same ones.
+        spent={r.round: r.bytes_up + (r.bytes_down if job.experiment.topology == "star" else 0) for r in rounds},
         worst=client.worst_decile if client else None,
         bench={part: over for part, over in bench.items() if over},
         clients=[a for report in clients.last.clients.values() if (a := client_accuracy(report)) is not None],
@@ -216,15 +230,22 @@ def _cell(
     target, target_is = _target(study, cell, mine[study.reference])
     ecr = _ecr(study, mine)
     reference = {m: {r.seed: r.accuracy[m] for r in mine[study.reference] if m in r.accuracy} for m in MEASURES}
+    values = {
+        m: {label: {r.seed: r.accuracy[m] for r in some if m in r.accuracy} for label, some in mine.items()}
+        for m in MEASURES
+    }
+    differences = {
+        m: corrected({label: paired(v, reference[m]) for label, v in values[m].items() if label != study.reference})
+        for m in MEASURES
+    }
     lines = []
     for label, some in mine.items():
-        values = {m: {r.seed: r.accuracy[m] for r in some if m in r.accuracy} for m in MEASURES}
         curves = [(r.curves[study.measure], r.spent) for r in some]
         lines.append(
             Line(
                 label,
                 some,
-                {m: None if label == study.reference else paired(values[m], reference[m]) for m in MEASURES},
+                {m: differences[m].get(label) for m in MEASURES},
                 [] if target is None else [rounds_to_target(c, target) for c, _ in curves],
                 [] if target is None else [bytes_to_target(c, s, target) for c, s in curves],
                 ecr.get(label),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ Curve = Mapping[int, float]  # accuracy by round, for the rounds that were evalu
 CONFIDENCE = 0.95
 RESAMPLES = 9999
 FEWEST = 3  # fewest seeds for an interval
-LEVEL = 0.1  # largest sign-flip p of a difference that counts; five seeds can reach 1/16, four only 1/8
+LEVEL = 0.1  # largest p of a difference that counts; five seeds can reach 1/16, four only 1/8
 
 
 def curve(values: Sequence[float]) -> dict[int, float]:
@@ -116,7 +116,15 @@ def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
     return float(v.mean()), float(v.std(ddof=1)) if len(v) > 1 else None
 
 
-Verdict = Literal["higher", "lower", "no difference shown", "identical", "too few seeds to tell"]
+Verdict = Literal[
+    "higher",
+    "lower",
+    "higher, uncorrected",
+    "lower, uncorrected",
+    "no difference shown",
+    "identical",
+    "too few seeds to tell",
+]
 
 
 @dataclass(frozen=True)
@@ -129,6 +137,7 @@ class Difference:
     p: float | None  # of the exact sign-flip test, two-sided
     seeds: int
     verdict: Verdict
+    p_holm: float | None = None  # p, corrected for the other comparisons with the reference (`corrected`)
 
 
 def paired(ours: Mapping[int, float], reference: Mapping[int, float]) -> Difference | None:
@@ -155,6 +164,35 @@ def paired(ours: Mapping[int, float], reference: Mapping[int, float]) -> Differe
     elif 2.0 ** (1 - len(d)) > LEVEL:
         verdict = "too few seeds to tell"
     return Difference(mean, low, high, p, len(d), verdict)
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Holm's correction: the k-th smallest of m values is multiplied by m - k + 1, and none falls below a smaller one's.
+
+    >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
+    [0.03, 0.06, 0.06]
+    """
+    corrected = [1.0] * len(ps)
+    highest = 0.0
+    for rank, at in enumerate(sorted(range(len(ps)), key=lambda k: ps[k])):
+        highest = max(highest, min(1.0, ps[at] * (len(ps) - rank)))
+        corrected[at] = highest
+    return corrected
+
+
+def corrected(differences: Mapping[str, Difference | None]) -> dict[str, Difference | None]:
+    """The differences of several methods to one reference, with p and verdict corrected for their number.
+
+    A difference that counts by itself and not after the correction is "higher, uncorrected" or "lower, uncorrected".
+    """
+    tested = {label: d for label, d in differences.items() if d is not None and d.p is not None}
+    ps = dict(zip(tested, holm([d.p for d in tested.values() if d.p is not None]), strict=True))
+    words: dict[str, Verdict] = {"higher": "higher, uncorrected", "lower": "lower, uncorrected"}
+    changed: dict[str, Difference | None] = dict(differences)
+    for label, d in tested.items():
+        verdict = d.verdict if ps[label] <= LEVEL else words.get(d.verdict, d.verdict)
+        changed[label] = replace(d, p_holm=ps[label], verdict=verdict)
+    return changed
 
 
 def bootstrap_interval(d: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from kilter.study.table_details import by_class, variants
 
 NAMES = {"global": "Global accuracy", "client": "Client accuracy", "local": "Local accuracy"}
 WORDS = ("in words", "method", "what", "chosen", "metric")  # headings of columns with text
-MARKS = {"higher": " ▲", "lower": " ▼"}
+MARKS = {"higher": " ▲", "lower": " ▼", "higher, uncorrected": " △", "lower, uncorrected": " ▽"}
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,12 @@ class Sheet:
 
 
 def difference(d: Difference | None) -> list[str]:
-    """A difference with its interval in points, p, and the verdict."""
+    """A difference with its interval in points, p, p corrected by Holm, and the verdict."""
     if d is None:
-        return ["", "", ""]
+        return ["", "", "", ""]
     interval = f" [{100 * d.low:+.1f}, {100 * d.high:+.1f}]" if d.low is not None and d.high is not None else ""
-    return [f"{100 * d.mean:+.1f}{interval}", "-" if d.p is None else f"{d.p:.2g}", d.verdict]
+    ps = ["-" if p is None else f"{p:.2g}" for p in (d.p, d.p_holm)]
+    return [f"{100 * d.mean:+.1f}{interval}", *ps, d.verdict]
 
 
 def reached(line: Line, what: str) -> str:
@@ -92,7 +93,9 @@ def overview(results: Results) -> Sheet:
             row.append(accuracy(cell.lines[at].over_seeds(m)) + (MARKS.get(d.verdict, "") if d else ""))
         rows.append(row)
         assert results.cells[0].lines[at].label == entry.label
-    title = f"{NAMES[m]} in %, mean ± std over seeds; ▲ higher, ▼ lower than {results.study.reference}"
+    title = (
+        f"{NAMES[m]} in %, mean ± std over seeds; ▲ higher, ▼ lower than {results.study.reference}; △, ▽: uncorrected"
+    )
     return Sheet(title, ["method", *(c.cell.name for c in results.cells)], rows)
 
 
@@ -100,7 +103,7 @@ def accuracies(results: Results, cell: CellResult, measure: str) -> Sheet:
     """One measure in one cell, with the paired difference to the reference."""
     worst, printed = measure == "client", any(measure in line.paper for line in cell.lines)
     headings = ["method", "mean ± std", *(["worst tenth"] if worst else [])]
-    headings += [f"minus {results.study.reference}", "p", "in words", *(["paper"] if printed else [])]
+    headings += [f"minus {results.study.reference}", "p", "p (Holm)", "in words", *(["paper"] if printed else [])]
     rows = []
     for line in cell.lines:
         row = [_name(results, line, note=measure == "global"), accuracy(line.over_seeds(measure))]
@@ -108,7 +111,7 @@ def accuracies(results: Results, cell: CellResult, measure: str) -> Sheet:
             w = line.mean("worst")
             row.append("-" if w is None else f"{100 * w:.1f}")
         is_reference = line.label == results.study.reference
-        row += ["", "", "reference"] if is_reference else difference(line.differences[measure])
+        row += ["", "", "", "reference"] if is_reference else difference(line.differences[measure])
         if printed:
             std = line.paper.get("std")
             row.append(accuracy((line.paper[measure], std)) if measure in line.paper else "-")
@@ -188,9 +191,15 @@ def caption(results: Results) -> list[str]:
         lines.append(
             f"In brackets: {100 * CONFIDENCE:.0f} % bootstrap interval of the mean difference (BCa, {RESAMPLES} resamples of the "
             f"seeds), in points; with so few seeds it is narrower than it should be. p: exact two-sided sign-flip test, which "
-            f"cannot fall below {least:.2g} with {n} seeds. 'higher' and 'lower' need an interval without 0 and p <= {LEVEL:g}; "
-            "nothing is corrected for the number of comparisons."
+            f"cannot fall below {least:.2g} with {n} seeds: all seeds then agree. p (Holm): corrected for all comparisons "
+            f"with the reference in the same table. 'higher' and 'lower' need an interval without 0 and p (Holm) <= {LEVEL:g}; "
+            f"'uncorrected' means p <= {LEVEL:g} alone, which one comparison in ten shows by chance."
         )
+        if (compared := len(study.entries) - 1) * least > LEVEL:
+            lines.append(
+                f"With {n} seeds and {compared} comparisons, no difference can reach p (Holm) <= {LEVEL:g}: read 'uncorrected' as "
+                "a hint, and repeat the cell with more seeds to confirm it."
+            )
     if any(line.own_models for cell in results.cells for line in cell.lines):
         lines.append("* no global model: the mean over the clients' own models on the common test set.")
     lines.append(
@@ -204,7 +213,7 @@ def caption(results: Results) -> list[str]:
         )
     lines.append(
         f"Target: the first evaluated round whose {study.measure} accuracy reaches it, median over seeds (never counts as "
-        "infinite); bytes: all training traffic up and down, set-up included."
+        "infinite); bytes: all training traffic, every letter counted once, set-up included."
     )
     if study.proposed:
         lines.append(
@@ -300,7 +309,7 @@ def numbers(results: Results, cell: CellResult, line: Line) -> dict[str, Any]:
         mean, std = line.over_seeds(m) or (None, None)
         d = line.differences[m]
         row |= {f"{m}_mean": mean, f"{m}_std": std}
-        for name in ("mean", "low", "high", "p", "verdict"):
+        for name in ("mean", "low", "high", "p", "p_holm", "verdict"):
             row[f"{m}_difference" + ("" if name == "mean" else f"_{name}")] = getattr(d, name) if d else None
         row[f"{m}_paper"] = line.paper.get(m)
     for part in ("local", "common"):

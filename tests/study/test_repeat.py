@@ -1,0 +1,32 @@
+"""A published run, repeated: the same bits here, and a drift where a number was changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from kilter.report.study_page import publish
+from kilter.study.folder import Folder
+from kilter.study.grid import Study
+from kilter.study.pipeline import conduct
+from kilter.study.repeat import repeat
+
+
+def test_a_repeated_run_has_the_same_bits_and_a_changed_number_is_noticed(tmp_path: Path) -> None:
+    values = {"data": "digits", "rows": 200, "clients": 2, "rounds": 2, "model": "mlp:8"}
+    study = Study.of({"name": "tiny", "methods": ["fedavg", "solo"], "seeds": 1, "experiment": values})
+    with Folder(tmp_path) as folder:
+        results = conduct(study, folder, 1, Console(quiet=True))
+        publish(results, tmp_path, "test")
+    same = repeat(study, tmp_path)
+    assert same.is_same
+    assert "tiny: same bits" in str(same)
+    assert "fedavg" in same.title  # not the run that sends nothing
+    stored = json.loads((tmp_path / "results.json").read_text())
+    stored["lines"][0]["runs"][0]["accuracy"]["global"] += 0.01
+    (tmp_path / "results.json").write_text(json.dumps(stored))
+    drifted = repeat(study, tmp_path)
+    assert not drifted.is_same
+    assert "differs by up to 1.00 points" in str(drifted)
