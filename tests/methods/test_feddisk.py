@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kilter import SGD, Data, Mistake, Rows, Simulation, Task, federate
+from kilter.blocks.density import ratio
 from kilter.blocks.density.made import MADE, density_task
 from kilter.blocks.density.ratio import effective_size, normalised, weights_by_classifier
 from kilter.core import Node
@@ -86,7 +87,12 @@ def test_loss_is_divided_by_rows_and_weights_are_clipped():  # D11
 @pytest.fixture
 def brief(monkeypatch):
     """Judges that learn little: enough to see that the machinery turns."""
-    monkeypatch.setattr("kilter.blocks.density.ratio.EPOCHS", 4)
+    whole = ratio.fit_until_stale
+
+    def short(node, task, w, plan, rows, valid, fits, patience):
+        return whole(node, task, w, plan, rows, valid, min(fits, 4), patience)
+
+    monkeypatch.setattr(ratio, "fit_until_stale", short)
 
 
 def weights_of(fed: Simulation) -> dict[str, torch.Tensor]:
@@ -268,3 +274,69 @@ def test_density_rounds_use_different_batch_orders():
     )
     assert same(first, again)
     assert not same(first[0], later[0])
+
+
+# The form as printed, and what is recorded -----------------------------------------------------------------------------
+
+
+def test_as_printed_neither_clips_nor_normalises(brief):
+    """The raw odds reach the loss: their mean is recorded and is not one."""
+    with federation() as fed:
+        result = federate(method("feddisk", rule="odds", normalise="none", clip=False, delta=1e-6, **QUICK), fed, 1)
+        raw = {p.node: p.value for p in result.rounds[0].series if p.series == "mean of the raw ratios"}
+        for i, a in weights_of(fed).items():
+            assert float(a.double().mean()) == pytest.approx(raw[i], rel=1e-5)
+    assert max(abs(v - 1) for v in raw.values()) > 0.01
+    assert not any(p.series == "share of the ratios clipped" for p in result.rounds[0].series)
+
+
+def test_the_record_has_mean_share_clipped_auc_and_losses(brief):
+    with federation() as fed:
+        result = federate(method("feddisk", rule="odds", **QUICK), fed, 1)
+    series = {p.series for p in result.rounds[0].series}
+    assert series == {
+        "mean of the raw ratios",
+        "share of the ratios clipped",
+        "AUC of the classifier",
+        "effective share of the rows",
+        "training loss of the density model",
+        "validation loss of the density model",
+    }
+    shares = [
+        p.value for p in result.rounds[0].series if p.series in ("AUC of the classifier", "share of the ratios clipped")
+    ]
+    assert all(0 <= v <= 1 for v in shares)
+
+
+def test_weights_that_are_not_finite_become_ones_with_a_notice(brief, monkeypatch):
+    monkeypatch.setattr(
+        "kilter.methods.feddisk.weights_by_density", lambda ratio, tau: torch.full_like(ratio, float("nan"))
+    )
+    with federation() as fed:
+        result = federate(method("feddisk", **QUICK), fed, 1)
+        assert all(bool((a == 1).all()) for a in weights_of(fed).values())
+    assert any("not finite" in n.what for n in result.summary.notices)
+
+
+def test_tables_on_raw_scales_are_standardised_together():
+    """IID clients whose features have deviations of 1000 and 0.001: nearly every row counts, as it should."""
+    g = torch.Generator().manual_seed(0)
+    clients = {}
+    for k in range(3):
+        x = torch.randn(200, 2, generator=g) * torch.tensor([1000.0, 0.001]) + torch.tensor([5000.0, 3.0])
+        rows = Rows.of(x=x, y=torch.zeros(200, dtype=torch.int64))
+        clients[f"c{k}"] = Data(
+            rows.take(torch.arange(160)), rows.take(torch.arange(160, 180)), rows.take(torch.arange(180, 200))
+        )
+    m = FedDisk(task=Task(lambda: build("linear", (2,), 2)), local=SGD(), tau=1.0, density_rounds=10, start="global")
+    with Simulation(clients) as fed:
+        federate(m, fed, 1)
+        assert all(effective_size(a) > 0.9 * len(a) for a in weights_of(fed).values())
+
+
+@pytest.mark.parametrize(
+    "bad", [{"density_epochs": 0}, {"a_min": 2.0, "a_max": 1.0}, {"tau": -1.0}, {"delta": 0.6}, {"layers": 0}]
+)
+def test_settings_out_of_range_are_refused(bad):
+    with pytest.raises(Mistake, match=next(iter(bad))):
+        method("feddisk", **bad)

@@ -6,13 +6,19 @@ import pytest
 import torch
 
 from kilter import Mistake, Simulation, federate
+from kilter.blocks.density import ratio
 from small import federation, method
 
 
 @pytest.fixture
 def brief(monkeypatch):
     """Judges that learn little: enough to see that the machinery turns."""
-    monkeypatch.setattr("kilter.blocks.density.ratio.EPOCHS", 4)
+    whole = ratio.fit_until_stale
+
+    def short(node, task, w, plan, rows, valid, fits, patience):
+        return whole(node, task, w, plan, rows, valid, min(fits, 4), patience)
+
+    monkeypatch.setattr(ratio, "fit_until_stale", short)
 
 
 def weights_of(fed: Simulation) -> dict[str, torch.Tensor]:

@@ -310,3 +310,60 @@ def test_summaries_are_not_forwarded():
 def test_invalid_settings_are_refused(wrong):
     with pytest.raises(Mistake, match=next(iter(wrong))):
         method("fedep", **wrong)
+
+
+# Other forms ----------------------------------------------------------------------------------------------------------
+
+
+def test_jensen_shannon_by_hand():
+    """P = (.5, .5) from (1, 0) and (0, 1): each is (3/4 ln 4/3 + 1/4 ln ... ) away, and equal nodes are at distance 0."""
+    q = np.array([[1.0, 0.0], [0.0, 1.0]])
+    middle = 0.5 * (0.5 * log(0.5 / 0.75) + 0.5 * log(0.5 / 0.25)) + 0.5 * log(1 / 0.75)
+    assert divergences(q, np.array([1.0, 1.0]), "js") == pytest.approx([middle, middle])
+    assert divergences(np.full((2, 2), 0.5), np.array([1.0, 3.0]), "js") == pytest.approx([0.0, 0.0])
+
+
+@given(summaries())
+def test_jensen_shannon_is_at_most_ln_2(clients):
+    q = smoothed(np.stack([c / c.sum() for c in clients]), 1e-9)
+    js = divergences(q, np.array([float(c.sum()) for c in clients]), "js")
+    assert ((js >= -1e-12) & (js <= log(2) + 1e-9)).all()
+
+
+def test_the_listing_pools_over_the_classes_of_the_aggregator():
+    """METHODS 10.7: an outlier that aggregates over its own three classes gives itself little, and much over all classes."""
+    even, odd = np.full(10, 30), np.array([100, 100, 100, 0, 0, 0, 0, 0, 0, 0])
+    known = [{"rows": 300, "classes": 10, "counts": torch.tensor(c)} for c in (even, even, odd)]
+    made = FedEP(task=mlp_task(), local=SGD(), alpha_mode="listing", label_model="hist")
+    everywhere, at_the_outlier = made.alphas(known), made.alphas(known, np.array([0, 1, 2]))
+    assert everywhere[2] > 1 / 3 > at_the_outlier[2]
+    assert everywhere == pytest.approx(FedEP(task=mlp_task(), local=SGD(), alpha_mode="code_exact").alphas(known))
+    assert at_the_outlier.sum() == pytest.approx(1)
+
+
+def test_the_listing_runs_between_peers_and_in_a_star():
+    for topology in ("star", "full"):
+        with federation(topology=topology) as fed:
+            assert federate(method("fedep", alpha_mode="listing"), fed, 1).summary.failures == 0
+
+
+def test_a_rotating_aggregators_memory_counts_as_traffic():
+    with federation(topology="rotating") as fed:
+        first = federate(method("fedep"), fed, 2).rounds
+    with federation(topology="rotating") as fed:
+        plain = federate(method("fedavg"), fed, 2).rounds
+    summaries_ = sum(first[2].bytes_by_node[i][0] for i in first[2].bytes_by_node)
+    assert summaries_ > sum(up for up, _ in plain[2].bytes_by_node.values()) + 1000
+
+
+def test_an_absent_aggregator_does_not_aggregate():
+    """In its turn, the model stays as it was, and the record says so."""
+
+    def faults(seed, round, node, step):
+        return "away" if round == 1 and step == "combine" else None
+
+    with federation(topology="rotating", faults=faults) as fed:
+        result = federate(method("fedavg"), fed, 1)
+        first = fed.round and method("fedavg").setup(fed)
+    assert near(result.model, first)
+    assert [f.step for f in result.rounds[1].failures] == ["combine"]

@@ -276,3 +276,23 @@ def test_it_needs_public_rows() -> None:
 
     with pytest.raises(Mistake, match="--public-file"):
         Simulation(federation().clients, bench=bench()).bind(fedpdc())
+
+
+def test_without_public_rows_it_averages_by_rows_and_says_so() -> None:
+    """Known answer of FedAvg (P1): (.5, 1.6). The round is not lost."""
+    node = hub(Rows.of(x=torch.zeros(0, 1), y=torch.zeros(0, dtype=torch.int64)))
+    replies = {f"c{i}": ({"w": torch.tensor(w)}, n) for i, (w, n) in enumerate(zip(MODELS, SIZES, strict=True))}
+    task = Task(Scorer())
+    w, p = fedpdc(task).combine(node, (task.init(0), {}), Replies(replies, 4))
+    assert w["w"].tolist() == pytest.approx([0.5, 1.6], abs=1e-6)
+    assert p == {}
+    assert any("no public rows" in str(note) for note in node.notes)
+
+
+def test_the_ratio_of_the_proof_is_the_averages_accuracy_over_ones_own() -> None:
+    """f(.925714, 1.074286) is above 1/2; B_i = P / p_i, at most `most`."""
+    w, p = scored(penalty="ratio", most=4.0)
+    whole = float(Task(Scorer()).predict(w, (torch.arange(100) + 0.5)[:, None] / 100).argmax(1).double().mean())
+    expected = [min(whole / own, 4.0) for own in (0.62, 0.48, 0.55, 0.10)]
+    assert [1 - v for v in p.values()] == pytest.approx(expected)
+    assert expected[-1] == 4.0

@@ -59,7 +59,7 @@ def test_with_unequal_sizes_the_mean_of_the_ensemble_differs_from_fedavg() -> No
     assert near(e["mean"], average(zip(e["clients"], sizes, strict=True)))
 
 
-@pytest.mark.parametrize("settings", [{}, {"posterior": "dirichlet"}, {"kappa": 1.0}])
+@pytest.mark.parametrize("settings", [{}, {"posterior": "dirichlet"}])
 def test_a_server_that_does_not_train_leaves_fedavg(settings: dict[str, Any]) -> None:
     """Whatever the posterior: it shows in the ensemble, not in the model."""
     ours = run(fedsbme(server_epochs=0, **BARE, **settings))
@@ -183,7 +183,7 @@ def test_a_stopped_run_resumes_and_saves_its_ensemble(tmp_path) -> None:
 
 def test_variances_are_sent_only_with_kappa() -> None:
     size = wire.size(mlp_task().init(0))
-    plain, both = (run(fedsbme(kappa=k), 1).rounds[1] for k in (0.0, 1.0))
+    plain, both = (run(fedsbme(kappa=k, local=SGD(lr=0.1, batch=16, epochs=4)), 1).rounds[1] for k in (0.0, 1.0))
     assert plain.bytes_up == pytest.approx(4 * size, rel=0.05)
     assert both.bytes_up == pytest.approx(8 * size, rel=0.05)
     for record in (plain, both):
@@ -192,7 +192,7 @@ def test_variances_are_sent_only_with_kappa() -> None:
 
 
 def test_stacked_and_one_by_one_agree() -> None:
-    method = fedsbme(kappa=1.0, local=SGD(lr=0.1, batch=16, epochs=2))
+    method = fedsbme(kappa=1.0, local=SGD(lr=0.1, batch=16, epochs=4))
     assert near(*(run(method, 2, stack=stack).state["theta"] for stack in (True, False)), 1e-4)
 
 
@@ -214,11 +214,103 @@ def test_peers_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"samples": -1}, {"gamma": 0.0}, {"temperature": 0.0}, {"kappa": -1.0}, {"swa_start": -0.5}]
+    "bad",
+    [
+        {"samples": -1},
+        {"gamma": 0.0},
+        {"temperature": 0.0},
+        {"kappa": -1.0},
+        {"swa_start": -0.5},
+        {"server_batch": -3},
+        {"kappa": 1.0, "swa_start": 1.0},
+    ],
 )
 def test_invalid_settings_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(Mistake, match=next(iter(bad))):
         fedsbme(**bad)
+
+
+# As printed, and the paper's steps 4-5 --------------------------------------------------------------------------------
+
+
+def test_b1_as_printed_the_mean_shrinks_by_t() -> None:
+    m = fedsbme(equations="printed", local=SGD(lr=0.1, batch=16, epochs=3), swa_start=0.0, server_mode="average")
+    assert m.averaged == 3
+    thetas, sizes = ([1.0, 2.0], [3.0, 0.0], [5.0, 4.0]), (100, 300, 600)
+    replies = [({"w": torch.tensor(t)}, None, n) for t, n in zip(thetas, sizes, strict=True)]
+    hub = Node("server", None, public=public(), step="combine")
+    e = replace_task(m).posterior_of(hub, {"w": torch.zeros(2)}, replies)
+    assert e["mean"]["w"].tolist() == pytest.approx([1.333333, 0.866667], abs=1e-6)
+
+
+def replace_task(m: FedSBME) -> FedSBME:
+    """The same method over a bare vector of two weights."""
+    from small import linear_task
+
+    return replace(m, task=linear_task([0.0, 0.0]))
+
+
+def test_b2_as_printed_the_weights_do_not_sum_to_one() -> None:
+    from kilter.blocks.posterior import mixture, printed_shares
+    from kilter.seeds import numpy_generator
+
+    class Fixed:
+        def dirichlet(self, concentration: list[float], count: int) -> Any:
+            assert concentration == [2.0, 2.0, 2.0]  # gamma + 1
+            return torch.tensor([[0.2, 0.3, 0.5]]).double()
+
+    (shares,) = printed_shares([100, 300, 600], 1.0, 1, Fixed())  # type: ignore[arg-type]
+    assert sum(shares) == pytest.approx(0.002439, abs=1e-6)
+    shrunk = mixture([{"w": torch.ones(2)}] * 3, shares)
+    assert shrunk["w"].tolist() == pytest.approx([0.002439] * 2, abs=1e-6)
+    assert len(printed_shares([1, 2], 1.0, 3, numpy_generator(0))) == 3
+
+
+def test_server_mode_samples_trains_each_sample_and_averages_them() -> None:
+    bare = {**BARE, "samples": 3, "posterior": "dirichlet"}
+    untrained = run(fedsbme(server_mode="samples", server_epochs=0, **bare), 1).state
+    expected = mean(list(ensemble.samples(untrained["ensemble"])))
+    assert same(untrained["theta"], expected)
+    trained = run(fedsbme(server_mode="samples", **bare), 1).state
+    assert not near(trained["theta"], expected, 1e-3)
+    again = run(fedsbme(server_mode="samples", **{**bare, "gamma": 5.0}), 1).state
+    assert not near(trained["theta"], again["theta"], 1e-4)  # the posterior reaches the model
+
+
+def test_a_cycle_averages_only_its_end() -> None:
+    m = fedsbme(**{**BARE, "swa_start": 0.0, "swa_cycle": 2}, local=SGD(lr=0.1, batch=0, epochs=4))
+    assert m.averaged == 2
+    with federation(stack=False) as fed:
+        federate(m, fed, 1)
+
+
+@pytest.mark.parametrize("mode", ["samples", "distill"])
+def test_a_server_that_diverges_keeps_the_last_model(mode: Any) -> None:
+    result = run(fedsbme(server_mode=mode, server_lr=1e30, pretrain=0), 1)
+    assert all(bool(torch.isfinite(v).all()) for v in result.state["theta"].values())
+    assert any("server's model was not finite" in n.what for n in result.summary.notices)
+
+
+def test_sharpening_does_not_underflow() -> None:
+    from kilter.blocks.posterior import sharpen
+
+    p = torch.softmax(torch.tensor([[0.3, 0.2, 0.1], [60.0, 0.0, -60.0]]), 1)
+    for temperature in (0.5, 1e-2, 1e-4):
+        q = sharpen(p, temperature)
+        assert bool(torch.isfinite(q).all())
+        assert torch.allclose(q.sum(1), torch.ones(2))
+    assert sharpen(p, 1e-4)[0].tolist() == [1.0, 0.0, 0.0]
+
+
+def test_an_ensemble_of_regressions_is_the_mean_of_outputs() -> None:
+    from small import linear_task
+
+    task = linear_task([0.0, 0.0])
+    e = ensemble.ensemble(
+        {"w": torch.tensor([3.0, 0.0])}, [{"w": torch.tensor([0.0, 6.0])}, {"w": torch.tensor([3.0, 3.0])}]
+    )
+    mean_ = ensemble.probabilities(task, e, Rows.of(x=torch.zeros(2, 1)), classes=False)
+    assert mean_.tolist() == [[2.0, 3.0]] * 2
 
 
 # Memory -------------------------------------------------------------------------------------------------------------

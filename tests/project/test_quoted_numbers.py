@@ -46,7 +46,9 @@ def test_every_quoted_number_is_in_the_study(page: Path) -> None:
     for study, preset, block in BLOCK.findall(text):
         known = numbers(study, preset)
         for value, unit in QUOTED.findall(block):
-            assert value in known[unit.rstrip("s") if unit != "MB" else unit], f"{value} {unit} is not in {study}/{preset}"
+            assert value in known[unit.rstrip("s") if unit != "MB" else unit], (
+                f"{value} {unit} is not in {study}/{preset}"
+            )
     outside = BLOCK.sub("", text)
     stray = [f"{value} {unit}" for value, unit in QUOTED.findall(outside) if unit != "MB"]
     assert not stray, f"{page.name} quotes {stray} without naming a study"

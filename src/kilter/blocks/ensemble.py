@@ -61,11 +61,15 @@ def size(e: Ensemble) -> int:
 
 
 @torch.no_grad()
-def probabilities(task: Task, e: Ensemble, rows: Rows) -> Tensor:
-    """p(y|x), (rows, classes): the mean over members of softmax(f(x)), not the softmax of the mean logits."""
+def probabilities(task: Task, e: Ensemble, rows: Rows, classes: bool = True) -> Tensor:
+    """p(y|x), (rows, classes): the mean over members of softmax(f(x)), not the softmax of the mean logits.
+
+    Without `classes` (regression), the mean over members of f(x).
+    """
     total: Tensor | None = None
     for w in members(e):
-        p = torch.cat([torch.softmax(task.outputs(w, x), 1) for x in inputs(rows)])
+        outputs = [task.outputs(w, x) for x in inputs(rows)]
+        p = torch.cat([torch.softmax(o, 1) if classes else o for o in outputs])
         total = p if total is None else total.add_(p)
     assert total is not None
     return total / size(e)

@@ -68,12 +68,14 @@ def swa(
     start: float,
     squares: bool = False,
     rows: Rows | None = None,
+    cycle: int = 1,
     **columns: Tensor,
 ) -> Generator[Fit, Params, tuple[Params, Params | None, int]]:
     """Stochastic weight averaging. Returns the mean, the variance and the number of the models that were averaged.
 
     Training runs for the share `start` of the epochs without averaging, and then averages the model after each epoch. Each of
-    these epochs is a fit of its own, so momentum restarts in each. `start` >= 1 is one plain fit.
+    these epochs is a fit of its own, so momentum restarts in each. `start` >= 1 is one plain fit. With `cycle` > 1, the learning
+    rate falls linearly over each cycle of that many epochs, and only the model at the end of a cycle is averaged.
     """
     rows = node.data.train if rows is None else rows
     before = min(int(start * plan.epochs), plan.epochs)
@@ -82,10 +84,21 @@ def swa(
         w = yield node.fit(loss, w, replace(plan, epochs=before), rows=rows, **columns)
     if before == plan.epochs:
         path.add(w)
-    for _ in range(plan.epochs - before):
-        w = yield node.fit(loss, w, replace(plan, epochs=1), rows=rows, **columns)
-        path.add(w)
+    for epoch in range(plan.epochs - before):
+        rate = plan.lr * (1 - epoch % cycle / cycle)
+        w = yield node.fit(loss, w, replace(plan, epochs=1, lr=rate), rows=rows, **columns)
+        if (epoch + 1) % cycle == 0 or (epoch + 1 == plan.epochs - before and not path.count):
+            path.add(w)
     return path.mean, path.variance(), path.count
+
+
+def snapshots(epochs: int, start: float, cycle: int = 1) -> int:
+    """How many models `swa` averages.
+
+    >>> snapshots(3, 0.5), snapshots(3, 1.0), snapshots(7, 0.0, cycle=3)
+    (2, 1, 2)
+    """
+    return max(1, (epochs - min(int(start * epochs), epochs)) // cycle)
 
 
 def inputs(rows: Rows) -> Iterator[Tensor]:
@@ -164,6 +177,12 @@ def reweighted(g: Sequence[float], sizes: Sequence[float]) -> list[float]:
     return [a * n / total for a, n in zip(g, sizes, strict=True)]
 
 
+def printed_shares(sizes: Sequence[float], gamma: float, samples: int, rng: np.random.Generator) -> list[list[float]]:
+    """FEDSBME's Eq. 4-5 as printed: g_i / sum_j g_j |D_j| with g ~ Dir(gamma + 1). The shares do not sum to one."""
+    drawn = rng.dirichlet([gamma + 1] * len(sizes), samples).tolist()
+    return [[a / sum(b * n for b, n in zip(g, sizes, strict=True)) for a in g] for g in drawn]
+
+
 def dirichlet(
     sizes: Sequence[float], gamma: float, by_size: bool, samples: int, rng: np.random.Generator
 ) -> list[list[float]]:
@@ -177,8 +196,9 @@ def dirichlet(
 
 
 def mixture(clients: Sequence[Params], shares: Sequence[float]) -> Params:
-    """sum_i omega_i theta_i, a point in the convex hull of the clients."""
-    return average(zip(clients, shares, strict=True))
+    """sum_i omega_i theta_i, a point in the convex hull of the clients if the shares sum to one."""
+    model, total = average(zip(clients, shares, strict=True)), sum(shares)
+    return model if abs(total - 1) < 1e-6 else model | scale(weights(model), total)
 
 
 # Rates and probabilities --------------------------------------------------------------------------------------------
@@ -209,4 +229,7 @@ def sharpen(p: Tensor, temperature: float) -> Tensor:
     tensor([[0.6579, 0.2368, 0.1053]])
     """
     q = p ** (1 / temperature)
-    return q / q.sum(-1, keepdim=True)
+    total = q.sum(-1, keepdim=True)
+    if bool((total > 1e-30).all()):
+        return q / total
+    return torch.softmax(p.log() / temperature, -1)  # powers underflow: stay in log space

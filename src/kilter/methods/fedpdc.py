@@ -11,7 +11,7 @@ from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, R
 from kilter.options import option
 from kilter.params import average, sq_norm, sub, weights
 
-State = tuple[Params, dict[str, float]]  # the model w, and p_i of the last participants
+State = tuple[Params, dict[str, float]]  # the model w, and p_i of the last participants; with penalty="ratio", 1 - B_i
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +25,19 @@ class FedPDC(Method):
         public    F_i + lam (1 - mean_Q softmax_y)    Q is sent to every node once; BatchNorm does not learn from it
         scale     F_i (1 + lam (1 - p_i))             equivalent to a larger learning rate, limited to a factor of `most`
 
-    lam is `lam`, or 0.5 t in round t = 1, 2, ... The paper uses 10, which has no effect as printed. With lam = 10, `prox` holds
-    nodes back and `scale` diverges, so our default is 0.1 (validation accuracy for lam = 10 and 0.1, Fashion-MNIST, Dirichlet 0.1,
-    3 seeds: prox 0.61, 0.71; scale 0.10, 0.73; public 0.77, 0.69).
-    If all p_i are 0, the weights are those of FedAvg. A node that did not receive Q (`public`) trains without correction.
+    With penalty="ratio", B_i = P / p_i of the paper's proof replaces 1 - p_i, P being the accuracy of the average on Q; B_i <=
+    `most`. lam is `lam`, or 0.5 t in round t = 1, 2, ... The paper uses 10, which has no effect as printed. With lam = 10, `prox`
+    holds nodes back and `scale` diverges, so our default is 0.1 (experiments/fedpdc).
+    If all p_i are 0, or Q is empty, the weights are those of FedAvg. A node that did not receive Q (`public`) trains without
+    correction.
     Keeps: Q (`public`).  Sends: its model, and how many rows it trained on.
     """
 
     correction: Literal["prox", "public", "scale", "constant"] = option("prox", "Effect of a low score on training.")
     lam: float = option(0.1, "Strength of the correction; the paper's grid: 0.1, 1, 5, 10.", at_least=0)
     lam_schedule: Literal["fixed", "linear"] = option("fixed", "linear: 0.5 t in round t, whatever lam is.")
-    most: float = option(10.0, "scale: largest factor.", above=0)
+    penalty: Literal["gap", "ratio"] = option("gap", "What lam multiplies: 1 - p_i, or B_i = P / p_i as in the proof.")
+    most: float = option(10.0, "scale: largest factor; ratio: largest B_i.", at_least=1)
     size_aware: bool = option(False, "Weight by n_i p_i instead of p_i (not in the paper).")
 
     needs = frozenset({"public"})
@@ -78,6 +80,9 @@ class FedPDC(Method):
     @step
     def combine(self, hub: Node, state: State, replies: Replies) -> State:
         assert hub.public is not None
+        if not len(hub.public):
+            hub.notice("there are no public rows: averaged by numbers of rows, without correction")
+            return average(replies.values()), {}
         x, y = hub.public["x"], hub.public["y"]
         p = {i: float((self.task.predict(w, x).argmax(1) == y).double().mean()) for i, (w, _) in replies.items()}
         hub.exhibit("score on public rows", p)
@@ -85,7 +90,11 @@ class FedPDC(Method):
         if not any(p.values()):
             hub.notice("every model scores 0 on the public rows: averaged by numbers of rows")
         alpha = shares(list(p.values()), [n for _, n in replies.values()], self.size_aware)
-        return average((w, a) for (w, _), a in zip(replies.values(), alpha, strict=True)), p
+        new = average((w, a) for (w, _), a in zip(replies.values(), alpha, strict=True))
+        if self.penalty == "gap":
+            return new, p
+        whole = float((self.task.predict(new, x).argmax(1) == y).double().mean())
+        return new, {i: 1 - min(whole / max(score, 1e-9), self.most) for i, score in p.items()}  # 1 - p is B
 
     def strength(self, round: int) -> float:
         """lam_t, t = 1, 2, ..."""

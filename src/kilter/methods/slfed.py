@@ -240,9 +240,9 @@ class SLFed(Method):
                 return False
         rows = node.data.valid if len(node.data.valid) else node.data.train
         if "untrained" not in node.state:
-            node.state["untrained"] = self.task.evaluate(self.task.init(node.seed), rows)["loss"]
-        loss = self.task.evaluate(aggregate, rows)["loss"]
-        return loss <= self.rollback * max(node.state["untrained"], self.task.evaluate(w, rows)["loss"])
+            node.state["untrained"] = self.task.mean_loss(self.task.init(node.seed), rows)
+        loss = self.task.evaluate(aggregate, rows)["loss"]  # None: not finite
+        return loss is not None and loss <= self.rollback * max(node.state["untrained"], self.task.mean_loss(w, rows))
 
     def counts(self, node: Node, pictures: Tensor) -> Tensor:
         """D: how many of these pictures my model assigns to each class."""

@@ -299,7 +299,14 @@ class Runtime(Federation):
             self.ledger.failed(self.aggregator, combine.__name__, why, "no replies")
             return state
         self.ledger.exchanges += any(reply is not None for reply in replies.values())
+        if self.aggregator != SERVER and (away := self.absence(self.aggregator, combine.__name__)):
+            self.ledger.failed(self.aggregator, combine.__name__, f"{away}: the state is unchanged")
+            return state
         return self.hub(combine, state, robust(replies, self.robust))
+
+    def absence(self, node: str, step: str) -> str | None:
+        """Why a node cannot run this step; None if it can."""
+        return None
 
     def _ordered(self, to: Sequence[str] | None) -> tuple[str, ...]:
         """In the order of the federation's ids, so that sums do not depend on the order of the request."""
@@ -307,9 +314,10 @@ class Runtime(Federation):
         return tuple(i for i in self.ids if i in wanted)
 
     def _hand_over(self, state: Tree) -> None:
-        """Send the state to the next aggregator."""
+        """Send the state, and what the aggregator remembers, to the next aggregator."""
         if self.role and self.role != self.aggregator:
-            self.ledger.letter(self.role, self.aggregator, wire.size(state))
+            memory = self.states.get(SERVER, {})
+            self.ledger.letter(self.role, self.aggregator, wire.size(state) + (wire.size(memory) if memory else 0))
         self.role = self.aggregator
 
 

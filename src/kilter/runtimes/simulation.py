@@ -192,12 +192,14 @@ class Simulation(Runtime):
         if self._tuner and split:
             self._tuner.record(name, split, time.perf_counter() - began, work)
 
+    def absence(self, node: str, step: str) -> str | None:
+        return self.faults(self.seed, self.round, node, step) if self.faults else None
+
     def execute(self, name: StepName, messages: Mapping[str, Tree]) -> Mapping[str, Done]:
         done: dict[str, Done] = {}
         present: dict[str, Tree] = {}
         for i, message in messages.items():
-            fault = None if name in (EVALUATE, ADOPT) else self.faults
-            reason = fault(self.seed, self.round, i, str(name)) if fault else None
+            reason = None if name in (EVALUATE, ADOPT) else self.absence(i, str(name))
             if reason:
                 done[i] = Done(error=Absent(reason))
             else:

@@ -140,3 +140,26 @@ def test_any_method_can_train_one():
         result = federate(FedAvg(task=task, local=SGD(lr=0.3, epochs=3)), fed, 8)
     assert result.summary.last.scores.metrics["loss"] < 3 * math.log(2) - 0.7
     assert weights(result.state).keys() == result.state.keys()
+
+
+@given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**31))
+def test_deep_models_with_several_orderings_depend_only_on_earlier_inputs_and_each_ordering_sums_to_one(
+    d, layers, orderings, seed
+):
+    torch.manual_seed(seed)
+    made = MADE(d, 7, seed=seed, layers=layers, orderings=orderings).double()
+    x = every(d).double()
+    with torch.no_grad():
+        for at in range(orderings):
+            assert float(made.log_density(x, made.outputs(x, at)).sum(1).exp().sum()) == pytest.approx(1, abs=1e-9)
+    jacobian = torch.autograd.functional.jacobian(lambda v: made.outputs(v[None])[0], torch.rand(d).double())
+    assert bool((jacobian.triu() == 0).all())
+
+
+def test_samples_of_a_deep_model_follow_its_density():
+    torch.manual_seed(0)
+    made = MADE(3, 12, layers=2)
+    drawn = made.sample(20_000, generator(0, "samples"))
+    index = (drawn @ torch.tensor([4.0, 2.0, 1.0])).long()
+    share = torch.bincount(index, minlength=8) / len(drawn)
+    assert torch.allclose(share, made(every(3)).sum(1).exp().detach(), atol=0.02)

@@ -112,3 +112,19 @@ def test_em_returns_a_valid_mixture(counts):
     assert len(theta) <= most(len(there))
     assert bins(theta, len(counts)).sum() == pytest.approx(1)
     assert pi @ mu == pytest.approx(np.arange(len(counts)) @ counts / np.sum(counts), abs=1e-6)  # of any M-step
+
+
+def test_three_hundred_classes_take_seconds():
+    import time
+
+    counts = np.random.default_rng(0).integers(0, 40, 300)
+    began = time.process_time()
+    theta = mixture.choose(counts)
+    assert time.process_time() - began < 20
+    assert theta[:, 0].sum() == pytest.approx(1)
+
+
+def test_the_listings_mixture_is_valid():
+    theta = mixture.choose_as_listed([30, 10, 0, 0, 0, 0, 0, 0, 40, 20], 0.5, 1e-2, 1e-6, np.random.default_rng(0))
+    assert theta[:, 0].sum() == pytest.approx(1)
+    assert (theta[:, 2] >= 1e-2).all()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
@@ -18,10 +19,16 @@ from kilter.tasks import Task
 from kilter.train import SGD, Plan
 
 ClassifierRule = Literal["odds", "prob", "minmax2", "tri"]
-UNITS = 100  # hidden units of the classifier
-EPOCHS = 40  # most epochs of the classifier
-PATIENCE = 3  # epochs without a better validation loss
-CLASSIFIER_PLAN = SGD(lr=0.01)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """The settings of the classifier h; the defaults are FedDisk's, with at most 40 epochs."""
+
+    units: int = 100  # hidden units
+    lr: float = 0.01
+    epochs: int = 40  # most epochs
+    patience: int = 3  # epochs without a better validation loss
 
 
 # From P = h(class 1 | x), or from ln p(x) - ln q(x), to weights ----------------------------------------------------
@@ -59,10 +66,30 @@ def weights_by_density(log_ratio: Tensor, tau: float = 1.0, centre: bool = True)
 
 
 def normalised(a: Tensor, low: float = 0.0, high: float = math.inf) -> Tensor:
-    """a clipped to low..high and divided by its mean, because E_q[p/q] = 1."""
+    """a clipped to low..high and divided by its mean, because E_q[p/q] = 1. NaN if the mean is not positive and finite."""
     a = a.double().clamp(low, high)
     mean = a.mean()
-    return (a / mean).float() if mean > 0 else torch.ones_like(a, dtype=torch.float32)
+    return (a / mean).float() if 0 < mean < math.inf else torch.full_like(a, math.nan, dtype=torch.float32)
+
+
+def clipped_share(a: Tensor, low: float, high: float) -> float:
+    """The share of the ratios outside low..high."""
+    return float(((a < low) | (a > high)).double().mean())
+
+
+def auc(zeros: Tensor, ones: Tensor) -> float:
+    """How well scores separate two classes: the probability that one of class 1 has the higher score; 1/2 is chance.
+
+    >>> auc(torch.tensor([0.1, 0.2]), torch.tensor([0.2, 0.9]))
+    0.875
+    """
+    from scipy.stats import rankdata
+
+    n, m = len(zeros), len(ones)
+    if not n or not m:
+        return 0.5
+    ranks = rankdata(torch.cat([zeros, ones]).double().numpy())
+    return float((ranks[n:].sum() - m * (m + 1) / 2) / (n * m))
 
 
 def effective_size(a: Tensor) -> float:
@@ -100,10 +127,10 @@ def fit_until_stale(
 
 
 @lru_cache(maxsize=8)
-def classifier_task(inputs: int) -> Task:
+def classifier_task(inputs: int, units: int = 100) -> Task:
     """FedDisk's classifier h: 100 ReLU units, two classes."""
     return Task(
-        lambda: nn.Sequential(nn.Flatten(), nn.Linear(inputs, UNITS), nn.ReLU(), nn.Linear(UNITS, 2)), metrics={}
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(inputs, units), nn.ReLU(), nn.Linear(units, 2)), metrics={}
     )
 
 
@@ -114,8 +141,18 @@ def labelled(zeros: Tensor, ones: Tensor) -> Rows:
     )
 
 
-def classify(node: Node, rows: Rows, valid: Rows, x: Tensor) -> Generator[Fit, Params, Tensor]:
-    """P(class 1) of x by a classifier trained on these rows, with early stopping on the validation rows."""
-    task = classifier_task(rows["x"].flatten(1).shape[1])
-    h = yield from fit_until_stale(node, task, task.init(node.seed), CLASSIFIER_PLAN, rows, valid, EPOCHS, PATIENCE)
+def classify(
+    node: Node, rows: Rows, valid: Rows, x: Tensor, judge: Judge | None = None
+) -> Generator[Fit, Params, Tensor]:
+    """P(class 1) of x by a classifier trained on these rows, with early stopping on the validation rows.
+
+    Records the classifier's AUC on the validation rows (on the training rows if there are none).
+    """
+    judge = judge or Judge()
+    task = classifier_task(rows["x"].flatten(1).shape[1], judge.units)
+    plan, first = SGD(lr=judge.lr), task.init(node.seed)
+    h = yield from fit_until_stale(node, task, first, plan, rows, valid, judge.epochs, judge.patience)
+    check = valid if len(valid) else rows
+    scores = task.predict(h, check["x"]).softmax(1)[:, 1]
+    node.record("AUC of the classifier", auc(scores[check["y"] == 0], scores[check["y"] == 1]))
     return task.predict(h, x).softmax(1)[:, 1]
