@@ -208,10 +208,10 @@ def test_typed_values() -> None:
     assert several("weights", "a,b") == "a,b"
 
 
-@pytest.mark.parametrize("name", ["laptop", "paper"])
+@pytest.mark.parametrize("name", ["laptop", "near", "paper"])
 def test_the_shipped_experiments_can_be_read(name: str) -> None:
     for file in sorted(Path(__file__).parents[2].glob("experiments/*/study.toml")):
-        if name in file.read_text():
+        if f"[presets.{name}" in file.read_text():
             assert Study.read(file, name).jobs()
 
 

@@ -156,7 +156,7 @@ def test_the_table_in_words(results: Results) -> None:
     assert "solo \\* (4 of 5 seeds)" in text
     assert "target: fedavg's final 58.0 %" in text
     assert "killed by signal 9" in text
-    assert "70.0 ± 8.8 ▲" in text  # in the overview
+    assert "70.0 ± 8.8 △" in text  # in the overview
     words = " ".join(caption(results))
     for phrase in (
         "bootstrap",

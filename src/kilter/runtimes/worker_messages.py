@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 
+import msgspec
 import torch
 from torch import Tensor
 
 from kilter import trees
-from kilter.core import Post, Tree
+from kilter.core import Note, Post, Tree
 from kilter.errors import Mistake
 from kilter.fast.memory_layout import unstack
 from kilter.records import wire
+from kilter.records.types import Exhibit
 from kilter.runtimes.step_runner import Done, WorkerError, reason
 
 State = dict[str, Tree]
@@ -34,7 +37,7 @@ def encode_outcomes(done: Mapping[str, Outcome]) -> dict[str, Tree]:
         "errors": [_error(d) for d in results],
         "fits": [d.fits for d in results],
         "seconds": [d.seconds for d in results],
-        "notes": [d.notes for d in results],
+        "notes": [[_encode_note(note) for note in d.notes] for d in results],
         "states": [state for _, state in done.values()],
         "seen": [d.seen and [d.seen.size, d.seen.norm, d.seen.bad] for d in results],
     }
@@ -80,8 +83,21 @@ def decode_outcomes(answer: Mapping[str, Tree]) -> Iterator[tuple[str, Done, Sta
             signature = signature if signature and "v" not in answer["replies"] else trees.signature(reply)
             seen = wire.Facts(size, signature, norm, bad)
         fits = [(loss, steps) for loss, steps in answer["fits"][k]]
-        done = Done(reply, error, fits, answer["seconds"][k], answer["notes"][k], seen)
+        notes = [_decode_note(note) for note in answer["notes"][k]]
+        done = Done(reply, error, fits, answer["seconds"][k], notes, seen)
         yield node, done, answer["states"][k]
+
+
+def _encode_note(note: Note) -> Note:
+    """A note as plain values; exhibits are records."""
+    exhibit = note.get("exhibit") if isinstance(note, dict) else None
+    return {"exhibit": asdict(exhibit)} if isinstance(exhibit, Exhibit) else note
+
+
+def _decode_note(note: Note) -> Note:
+    return (
+        {"exhibit": msgspec.convert(note["exhibit"], Exhibit)} if isinstance(note, dict) and "exhibit" in note else note
+    )
 
 
 class _Mismatch(Exception):
