@@ -245,3 +245,76 @@ def test_public_rows_and_data_stay_on_the_cpu() -> None:
         federate(method("fedpdc", mlp_task()), fed, rounds=1)
         assert rows.index.device.type == "cpu"
         assert all(isinstance(d, Data) and d.train.index.device.type == "cpu" for d in fed.clients.values())
+
+
+KILLED = """
+import os, signal, sys, torch, mock_device
+mock_device.register()
+from kilter import federate
+from kilter.fast import switch
+from kilter.records.run_folder import Store
+from kilter.runtimes import devices
+from small import federation, method, normed_task, topologies
+devices.parse = lambda spec: (torch.device("mock", 0),) if spec == "mock" else (torch.device("cpu"),)
+switch.cpu_kernels = lambda: False
+switch.cpu_layout = lambda: False
+name, folder, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+def watch(record):
+    if record.round == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+with federation(topology=topologies(name)[0], device="mock") as fed:
+    federate(method(name, normed_task()), fed, rounds=3, store=Store(folder), watch=watch, checkpoint_seconds=0)
+"""
+
+
+@pytest.mark.usefixtures("_same_rules")
+@pytest.mark.parametrize("name", ["scaffold", "feddisk", "slfed"])
+def test_a_killed_run_resumes_on_the_device_as_if_nothing_had_happened(name: str, tmp_path: Path) -> None:
+    from kilter.records.run_folder import Store
+
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    command = [sys.executable, "-c", KILLED, name, str(tmp_path / "killed"), "2"]
+    killed = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    assert killed.returncode == -9, killed.stderr
+
+    def run_to_the_end(device: str, folder: Path) -> list[Any]:
+        with federation(topology=topologies(name)[0], device=device) as fed:
+            result = federate(method(name, normed_task()), fed, rounds=3, store=Store(folder))
+            assert on_cpu([result.state, fed.states])
+            return [result.state, fed.states, [r.loss for r in result.rounds]]
+
+    resumed = run_to_the_end("mock", tmp_path / "killed")
+    whole = run_to_the_end("cpu", tmp_path / "whole")
+    assert same(resumed[:2], whole[:2])
+    assert resumed[2] == whole[2]
+    assert (tmp_path / "killed" / "model.safetensors").exists() == (tmp_path / "whole" / "model.safetensors").exists()
+
+
+def test_a_site_trains_on_its_device_and_sends_what_the_cpu_would(tmp_path: Path) -> None:
+    """The reply of a deployed site, as bytes on the wire."""
+    from kilter.core import Node
+    from kilter.records import wire
+    from kilter.runtimes.step_names import StepName
+    from kilter.runtimes.step_runner import resolve, run_step
+
+    fedavg, data = method("fedavg", mlp_task()), skewed(1)["c0"]
+
+    def reply(device: torch.device) -> bytes:
+        with placement.use(device):
+            (done,) = run_step(resolve(fedavg, StepName("train")), [Node("c0", data)], [mlp_task().init(0)])
+        assert done.error is None
+        return wire.encode(done.reply)
+
+    with switch.plain(True):
+        assert reply(MOCK) == reply(placement.CPU)
+
+
+def test_predictions_are_computed_on_the_device() -> None:
+    task, x = normed_task(), bench()["x"]
+    expected = task.predict(task.init(0), x)
+    with placement.use(MOCK):
+        there = task.predict(task.init(0), x)
+    assert there.device.type == "cpu"
+    assert torch.equal(there, expected)

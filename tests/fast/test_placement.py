@@ -15,7 +15,18 @@ import pytest
 TESTS = Path(__file__).with_name("on_mock_device.py")
 
 
-@pytest.mark.parametrize("part", ["every_method and True", "every_method and False", "not every_method"])
+LONG = "killed and (feddisk or slfed)"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "every_method and True",
+        "every_method and False",
+        f"not every_method and not ({LONG})",
+        pytest.param(LONG, marks=pytest.mark.slow),
+    ],
+)
 def test_on_a_device_that_exists_only_in_python(part: str) -> None:
     words = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-k", part, str(TESTS)]
     done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTEST_ADDOPTS": ""})

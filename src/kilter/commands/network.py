@@ -34,6 +34,7 @@ R = TypeVar("R")
 Tls = Annotated[Path | None, typer.Option("--tls", help="Folder with key.pem, cert.pem, ca.pem.", show_default=False)]
 Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: names are not verified. Loopback only.")]
 Largest = Annotated[int, typer.Option(help="Most bytes in a letter.")]
+Device = Annotated[str, typer.Option(help="Where to train: auto, cpu, cuda, cuda:1, mps or xpu.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Log only problems.")]
 Metrics = Annotated[str, typer.Option(help="HOST:PORT on this machine for Prometheus.", show_default=False)]
 RunFolder = Annotated[str, typer.Option("--out", help="Run folder; reuse the folder to resume.", show_default=False)]
@@ -176,6 +177,7 @@ def join(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the terms and what would leave; send nothing.")
     ] = False,
+    device: Device = "cpu",
     largest: Largest = LARGEST,
     insecure: Insecure = False,
     quiet: Quiet = False,
@@ -186,6 +188,7 @@ def join(
     from kilter.net.limits import limit_memory
     from kilter.net.site import Site
     from kilter.net.site_client import attend
+    from kilter.runtimes.devices import parse
     from kilter.runtimes.interrupts import stoppable
 
     prepare(quiet)
@@ -197,7 +200,8 @@ def join(
         label, drop=tuple(tls.words(drop)), test_file=test_file, text=tuple(tls.words(text)), tokenizer=tokenizer
     )
     dataset = kdata.load(data, table=table, prepare=False)
-    site = Site(me, dataset, state_dir, allowed, data, identity, largest, ask, server_name, table)
+    (where, *_) = parse(device)
+    site = Site(me, dataset, state_dir, allowed, data, identity, largest, ask, server_name, table, where)
     limit_memory(allowed.memory_mb)
     for digest in approve or ():
         site.approvals.add(digest, "--approve")
@@ -235,6 +239,7 @@ def peer(
     folder: RunFolder = "",
     public: Annotated[str, typer.Option(help="A file of rows that every aggregator may hold.")] = "",
     policy: Policy = None,
+    device: Device = "cpu",
     largest: Largest = LARGEST,
     metrics: Metrics = "",
     insecure: Insecure = False,
@@ -255,6 +260,7 @@ def peer(
     run = PeerRun(experiment, me, addresses, data, classes, folder, allowed, schema)
     with run.open(listen, identity, largest, _public(public, run.description.classes), quorum, deadline, grace) as fed:
         host = listen.rpartition(":")[0]
+        fed.set_device(device)
         out.print(f"Listening on {host}:{fed.transport.port} as {me}; run folder {run.where}")
         with stoppable():
             run.run(fed, out, metrics)

@@ -55,6 +55,8 @@ class RepliesOrLetters(Replies, Incoming):
 class PeerRuntime(Runtime):
     """One of the peers: `me`, with its data and its transport. With `audit`, every letter is recorded before it leaves."""
 
+    exhibits = False
+
     def __init__(
         self,
         transport: PeerTransport,
@@ -113,7 +115,8 @@ class PeerRuntime(Runtime):
             return {}
         assert self._method is not None
         node = self.node(self.me, name, self.round, self.states.setdefault(self.me, {}))
-        (done,) = run_step(resolve(self._method, name), [node], [messages[self.me]])
+        with self.computing():
+            (done,) = run_step(resolve(self._method, name), [node], [messages[self.me]])
         self.changed.add(self.me)
         if done.error is not None:
             log.error("round %d, %s failed", self.round, name, exc_info=done.error)

@@ -22,6 +22,7 @@ from kilter.data.preparation import AnyPreparation, ImagePreparation, Preparatio
 from kilter.data.schema import quoted
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
+from kilter.fast import placement
 from kilter.net.approvals import Approvals, NotApproved
 from kilter.net.audit import AuditLog
 from kilter.net.data_description import DataDescription
@@ -37,6 +38,7 @@ from kilter.net.terms import Terms, own_data
 from kilter.net.tls import Identity
 from kilter.records import wire
 from kilter.runtimes.base import fingerprint
+from kilter.runtimes.devices import make_repeatable
 from kilter.runtimes.ledger import refuse_letter
 from kilter.runtimes.reply_checks import checked
 from kilter.runtimes.step_names import EVALUATE, SUMMARISE, StepKind
@@ -78,6 +80,7 @@ class Site:
     ask: Ask | None = None  # asks a person at the terminal; None: there is nobody
     server_name: str = "server"
     table: kdata.TableOptions = field(default_factory=kdata.TableOptions)  # how to read this site's table
+    device: torch.device = placement.CPU  # where it trains: this site's choice, not the server's
 
     directory: StateDirectory = field(init=False)
     audit: AuditLog = field(init=False)
@@ -256,7 +259,8 @@ class Site:
         message = self._open_mail(order, wire.decode(body), node)
         before = fingerprint(node.state)
         began = time.perf_counter()
-        with StepTimer(self.policy.seconds_per_step):
+        make_repeatable(self.device)
+        with StepTimer(self.policy.seconds_per_step), placement.use(self.device):
             (done,) = run_step(self._guarded(resolve(self.method, order.step)), [node], [message])
         if done.error is not None:
             log.error("round %d, %s failed", node.round, order.step, exc_info=done.error)

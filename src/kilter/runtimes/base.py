@@ -54,6 +54,8 @@ class Runtime(Federation):
     `bench` is the common test set; `public` holds the rows that the aggregator may use.
     """
 
+    exhibits = True  # whether its nodes record what they exhibit
+
     def __init__(
         self, ids: Sequence[str], seed: int, spec: str, bench: Rows | None = None, public: Rows | None = None
     ) -> None:
@@ -147,7 +149,7 @@ class Runtime(Federation):
         aggregates = self.topology.kind != "star" or name == SERVER  # now or in a later round
         public = self.public if aggregates else None
         # `spread:train` draws the same random numbers as `train`, so peers over a full graph give the star's results.
-        node = Node(name, data, self.seed, round, step.step, state, peers, public, self.bench, exhibits=True)
+        node = Node(name, data, self.seed, round, step.step, state, peers, public, self.bench, exhibits=self.exhibits)
         node.private_seed = self.private_seed
         return node
 
