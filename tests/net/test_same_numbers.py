@@ -32,10 +32,18 @@ OVER = [
 ]
 
 
+def know_the_secrets(here: Place) -> None:
+    """Give every site the run's seed as its secret: with secrets of its own, SLFed's pictures would be others."""
+    for folder in (f"{kind}-{site}" for site in here.sites for kind in ("state", "run")):
+        (here.folder / folder).mkdir(mode=0o700)
+        (here.folder / folder / "secret").write_text(f"{here.experiment['seed']:x}")
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_star_gives_the_numbers_of_the_simulation(name: str, place: Callable[..., Place]) -> None:
     relayed = "everyone" in methods()[name].needs  # peers' mail through the server, sealed
     here = place(method=name, public=2, topology="full" if relayed else "star")
+    know_the_secrets(here)
     server = here.serve()
     sites = here.all()
     server.wait()
@@ -57,6 +65,7 @@ def test_star_gives_the_numbers_of_the_simulation(name: str, place: Callable[...
 def test_peers_give_the_numbers_of_the_simulation(name: str, graph: str, place: Callable[..., Place]) -> None:
     """Every peer by itself: what it keeps at the end, and how it is examined. Four peers: a ring is not a full graph."""
     here = place(sites=("a", "b", "c", "d"), method=name, topology=graph)
+    know_the_secrets(here)
     public = "public" in methods()[name].needs
     peers = here.peers(*(["--public", "a.npz"] if public else []))
     for peer in peers.values():

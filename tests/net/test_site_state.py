@@ -183,3 +183,17 @@ def test_strangers_and_a_second_process_are_refused(site: Site, tmp_path: Path) 
     site.directory = StateDirectory(site.folder)
     with pytest.raises(Mistake, match="altered or damaged"):
         SiteState(site.directory, RUN)
+
+
+def test_a_sites_secret_is_drawn_once_and_readable_by_its_owner_only(tmp_path):
+    from kilter.net.site_state import private_seed
+
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    first = private_seed(tmp_path / "a")
+    assert private_seed(tmp_path / "a") == first
+    assert private_seed(tmp_path / "b") != first
+    assert (tmp_path / "a" / "secret").stat().st_mode & 0o077 == 0
+    (tmp_path / "a" / "secret").write_text("not a number")
+    with pytest.raises(Mistake, match="damaged"):
+        private_seed(tmp_path / "a")
