@@ -405,3 +405,11 @@ def test_links_of_many_peers_are_drawn_once_for_all():
     for node in nodes:
         m.links(node)
     assert time.process_time() - began < 3
+
+
+def test_noise_in_place_of_the_gan_trains_no_gan():
+    result, states = run(rounds=1, painter="noise")
+    assert "paint" not in result.rounds[1].fit_seconds
+    assert states["c0"]["pictures"].shape == (60, 1, 8, 8)
+    assert states["c0"]["pictures"].dtype == torch.uint8
+    assert not torch.equal(states["c0"]["pictures"], states["c1"]["pictures"])

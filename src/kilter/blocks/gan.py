@@ -63,3 +63,10 @@ class GAN:
         """Images as bytes (N, C, H, W), or rows of a table as floats (N, F)."""
         rows = self._run("g", params, self.noise(count, *purpose)).reshape(count, *self.shape)
         return (rows * 255).round().to(torch.uint8) if self.is_image else rows
+
+    def random(self, count: int, *purpose: int | str) -> Tensor:
+        """Noise in the form of samples: uniform bytes, or normal numbers for tables. It shows nothing of any data."""
+        rng = generator(*purpose, "noise")
+        if self.is_image:
+            return torch.randint(0, 256, (count, *self.shape), generator=rng, dtype=torch.uint8)
+        return torch.randn(count, *self.shape, generator=rng)

@@ -53,6 +53,7 @@ class SLFed(Method):
         "fused", "Opinion of a peer without news: the last one, or my own only."
     )
     pictures: int = option(1000, "Pictures a GAN generates.", at_least=1)
+    painter: Literal["gan", "noise"] = option("gan", "noise: random pictures, to see what the GAN is worth.")
     refresh: int = option(4, "Rounds between trainings of the GAN.", at_least=1)
     frozen: int = option(20, "Last round in which the GAN is trained.", at_least=1)
     gan_epochs: int = option(3, "Epochs in one training of the GAN.", at_least=1)
@@ -89,12 +90,15 @@ class SLFed(Method):
     @step
     def paint(self, node: Node, _: None) -> Generator[Fit, Params, None]:
         gan = gan_for(node.data.train.tables["x"].shape[1:])
+        node.state |= {"painted": node.round, "album": {}, "sent": {}}  # everyone paints in the same rounds
+        if self.painter == "noise":
+            node.state["pictures"] = gan.random(self.pictures, node.secret_seed, node.round, node.id)
+            return
         z = gan.noise(len(node.data.train), node.secret_seed, node.round, node.id)
         plan = Adam(lr=2e-3, beta1=0.5, epochs=self.gan_epochs, batch=64)
         node.state["gan"] = yield node.fit(gan.loss, node.state.get("gan") or gan.init(node.seed), plan, z=z)
         purpose = (node.secret_seed, node.round, node.id, "pictures")
         node.state["pictures"] = gan.sample(node.state["gan"], self.pictures, *purpose)
-        node.state |= {"painted": node.round, "album": {}, "sent": {}}  # everyone paints in the same rounds
         node.exhibit("synthetic pictures", node.state["pictures"])
 
     @step
