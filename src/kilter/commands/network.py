@@ -1,12 +1,9 @@
-"""The commands of a network: certs, serve, join, peer, status. They import gRPC only when they run."""
+"""The commands of a network: serve, join, peer, status. They import gRPC only when they run."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
-import logging
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -17,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
 import typer
 
 from kilter.commands.experiment_options import stdout as out
+from kilter.commands.needs_network import needs_network
+from kilter.commands.network_log import LogFile, LogJson, prepare
 from kilter.errors import Mistake, unknown
 from kilter.net import LARGEST
 
@@ -40,55 +39,6 @@ Metrics = Annotated[str, typer.Option(help="HOST:PORT on this machine for Promet
 RunFolder = Annotated[str, typer.Option("--out", help="Run folder; reuse the folder to resume.", show_default=False)]
 StateDir = Annotated[Path, typer.Option(help="Where this site keeps its state, approvals and audit log.")]
 Policy = Annotated[Path | None, typer.Option(help="This site's policy (site.toml).", show_default=False)]
-
-
-def needs_network(command: Callable[P, R]) -> Callable[P, R]:
-    """Say which library is missing, in one sentence."""
-
-    @functools.wraps(command)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return command(*args, **kwargs)
-        except ModuleNotFoundError as e:
-            if (e.name or "").split(".")[0] not in ("grpc", "cryptography"):
-                raise
-            raise Mistake(f"The network needs the library {e.name}: `pip install 'kilter[net]'`.") from None
-
-    return checked
-
-
-class PlainFormatter(logging.Formatter):
-    """Log lines in which nothing that came over the network can start a new line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        text = record.getMessage()
-        record.msg, record.args = "".join(c if c.isprintable() else "?" for c in text), None
-        return super().format(record)
-
-
-def prepare(quiet: bool) -> None:
-    """Log to stderr; new files are private."""
-    os.umask(0o077)
-    logger = logging.getLogger("kilter.net")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(PlainFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    logger.handlers[:] = [handler]
-    logger.setLevel(logging.WARNING if quiet else logging.INFO)
-    logger.propagate = False
-
-
-@needs_network
-def certs_new(
-    folder: Annotated[Path, typer.Option("--out", help="Folder for the authority and one folder for each name.")],
-    names: Annotated[str, typer.Option(help="Who gets a key and a certificate: server,hospital-a,...")],
-    days: Annotated[int, typer.Option(help="How long they are valid.")] = 365,
-) -> None:
-    """Make an authority, keys and certificates for a trial."""
-    from kilter.net import tls
-
-    for identity in tls.new(folder, tls.words(names), days):
-        typer.echo(f"{identity}: key.pem, cert.pem, ca.pem")
-    typer.echo(f"{folder / 'ca.key.pem'} makes more of them: keep it away from every site.")
 
 
 @needs_network
@@ -117,6 +67,8 @@ def serve(
         str, typer.Option(help="HOST:PORT of a live page about this run and its sites.", show_default=False)
     ] = "",
     insecure: Insecure = False,
+    log_file: LogFile = None,
+    log_json: LogJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Lead a run with real sites. Start it again with the same options to resume."""
@@ -126,7 +78,7 @@ def serve(
     from kilter.net.server_run import ServerRun
     from kilter.runtimes.interrupts import stoppable
 
-    prepare(quiet)
+    prepare(quiet, log_file, log_json)
     identity = tls.identity(tls_, insecure, listen)
     run = ServerRun(Experiment.read(file), tls.words(sites), quorum, deadline, grace, data, folder)
     server = GrpcServer(listen, identity, run.sites or None, largest)
@@ -180,6 +132,8 @@ def join(
     device: Device = "cpu",
     largest: Largest = LARGEST,
     insecure: Insecure = False,
+    log_file: LogFile = None,
+    log_json: LogJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Take part as a site: dial out to a server, train here, send what the steps return."""
@@ -191,7 +145,7 @@ def join(
     from kilter.runtimes.devices import parse
     from kilter.runtimes.interrupts import stoppable
 
-    prepare(quiet)
+    prepare(quiet, log_file, log_json)
     identity = tls.identity(tls_, insecure, server)
     allowed = site_policy(policy, allow_methods, allow_steps, trust, weights)
     me = _site_name(identity, name)
@@ -243,6 +197,8 @@ def peer(
     largest: Largest = LARGEST,
     metrics: Metrics = "",
     insecure: Insecure = False,
+    log_file: LogFile = None,
+    log_json: LogJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Take part as a peer: without a server, everyone trains and aggregates with its neighbours."""
@@ -250,7 +206,7 @@ def peer(
     from kilter.net.peer_run import PeerRun
     from kilter.runtimes.interrupts import stoppable
 
-    prepare(quiet)
+    prepare(quiet, log_file, log_json)
     experiment, addresses, classes, schema = _read_peers(peers, me)
     listen = listen or addresses[me]
     identity = tls.identity(tls_, insecure, listen)
@@ -325,11 +281,9 @@ def status(
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    from kilter.commands import site
+    from kilter.commands import certs, site
 
-    certs = typer.Typer(help="Keys and certificates.", no_args_is_help=True)
-    certs.command("new")(certs_new)
-    app.add_typer(certs, name="certs")
+    certs.register(app)
     commands: list[Callable[..., None]] = [serve, join, peer, status, site.approve, site.audit]
     for command in commands:
         app.command()(command)

@@ -59,6 +59,7 @@ class GrpcServer(Transport):
         keep_memory(large=True, most=64 << 20)
         super().__init__()
         self.allowed, self.largest, self.insecure = allowed, largest, identity is None
+        self.identity = identity
         self.sites: dict[str, Stream] = {}  # type: ignore[assignment]
         self._thread = LoopThread("kilter-server")
         handlers = {

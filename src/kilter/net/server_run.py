@@ -174,6 +174,7 @@ class ServerRun:
             experiment.rounds,
             lambda: (transport.sites, dict(transport.traffic), transport.last_error),
             transport.activity,
+            transport.identity,
         )
         transport.status = board.read
         if metrics:

@@ -13,7 +13,7 @@ from typing import Any
 
 from kilter.errors import Mistake
 from kilter.net.ports import cannot_listen, split_address
-from kilter.net.tls import is_loopback
+from kilter.net.tls import Identity, is_loopback
 from kilter.net.transport import SiteActivity
 from kilter.records.types import Round
 from kilter.runtimes.base import Runtime
@@ -34,8 +34,10 @@ class StatusBoard:
         rounds: int,
         snapshot: Callable[[], Snapshot],
         activity: Mapping[str, SiteActivity] = NO_ACTIVITY,
+        identity: Identity | None = None,
     ) -> None:
         self.me, self.fed, self.rounds, self.snapshot, self.activity = me, fed, rounds, snapshot, activity
+        self.identity = identity
         self.done = 0
         self.failures = 0
         self.failed: Counter[str] = Counter()  # calls by site
@@ -59,7 +61,13 @@ class StatusBoard:
             "last_error": error,
             "bytes_in": traffic.get("in", 0),
             "bytes_out": traffic.get("out", 0),
+            "certificate_days": self._days_left(),
         }
+
+    def _days_left(self) -> float | None:
+        """Days until my certificate expires."""
+        left = self.identity.days_left() if self.identity else None
+        return None if left is None else round(left, 1)
 
     def with_sites(self) -> dict[str, Any]:
         """The status and, of every site: whether it is connected, when it was last heard, what it cost. For the dashboard."""
@@ -87,6 +95,7 @@ class StatusBoard:
             f"kilter_failures_total {status['failures']}",
             f"kilter_received_bytes_total {status['bytes_in']}",
             f"kilter_sent_bytes_total {status['bytes_out']}",
+            *([] if status["certificate_days"] is None else [f"kilter_certificate_days {status['certificate_days']}"]),
             *(f'kilter_site_up{{site="{i}"}} {int(i in status["here"])}' for i in self.fed.ids if i != self.me),
         ]
         return "\n".join(lines) + "\n"

@@ -7,9 +7,10 @@ for a trial; an institution puts its own there.
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,7 +24,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from kilter.errors import Mistake
 
+log = logging.getLogger("kilter.net")
+
 DAYS = 365
+WARNING_DAYS = 30  # before a certificate expires
+ROLE_PREFIX = "kilter:"  # of the organisational unit that states a role
 FILES = ("key.pem", "cert.pem", "ca.pem")
 USAGES = (
     "digital_signature",
@@ -46,6 +51,11 @@ class Identity:
     key: bytes
     cert: bytes
     ca: bytes
+    expires: datetime | None = None
+
+    def days_left(self) -> float | None:
+        """Days until the certificate expires, where that is known."""
+        return None if self.expires is None else (self.expires - datetime.now(UTC)).total_seconds() / 86400
 
     @staticmethod
     def read(folder: Path, files: Sequence[str] = FILES, strict: bool = True) -> Identity:
@@ -66,7 +76,15 @@ class Identity:
             raise Mistake(
                 f"The certificate in '{folder}' expired on {certificate.not_valid_after_utc:%Y-%m-%d}: renew it."
             )
-        return Identity(holder(certificate), key, cert, ca)
+        read = Identity(holder(certificate), key, cert, ca, certificate.not_valid_after_utc)
+        if (left := read.days_left()) is not None and left < WARNING_DAYS:
+            log.warning(
+                "the certificate of %s expires in %.0f days, on %s: renew it",
+                read.name,
+                left,
+                f"{read.expires:%Y-%m-%d}",
+            )
+        return read
 
     def for_server(self) -> grpc.ServerCredentials:
         """For a port: show my certificate, and require one of every caller."""
@@ -93,6 +111,13 @@ def holder(cert: x509.Certificate) -> str:
         return ""
     dns = names.get_values_for_type(x509.DNSName)
     return dns[0] if len(dns) == 1 else ""
+
+
+def role(cert: x509.Certificate) -> str:
+    """The role in a certificate: server, site, submitter or observer; empty if it states none."""
+    units = cert.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
+    stated = [str(u.value).removeprefix(ROLE_PREFIX) for u in units if str(u.value).startswith(ROLE_PREFIX)]
+    return stated[0] if len(stated) == 1 else ""
 
 
 def caller(context: Any) -> str:
@@ -149,8 +174,8 @@ def new(out: Path, names: Sequence[str], days: int = DAYS) -> list[Path]:
         assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
     else:
         ca_key = ec.generate_private_key(ec.SECP256R1())
-        ca = _certificate("kilter trial authority", ca_key.public_key(), None, ca_key, days)
-        _secret(out / "ca.key.pem", _pem(ca_key))
+        ca = certify("kilter trial authority", ca_key.public_key(), None, ca_key, days)
+        write_secret(out / "ca.key.pem", pem_of(ca_key))
         (out / "ca.pem").write_bytes(ca.public_bytes(serialization.Encoding.PEM))
     folders = []
     for name in names:
@@ -159,52 +184,62 @@ def new(out: Path, names: Sequence[str], days: int = DAYS) -> list[Path]:
             raise Mistake(f"'{folder}' exists already: remove it first, or choose another --out.")
         folder.mkdir()
         key = ec.generate_private_key(ec.SECP256R1())
-        cert = _certificate(name, key.public_key(), ca, ca_key, days)
-        _secret(folder / "key.pem", _pem(key))
+        cert = certify(name, key.public_key(), ca, ca_key, days)
+        write_secret(folder / "key.pem", pem_of(key))
         (folder / "cert.pem").write_bytes(cert.public_bytes(serialization.Encoding.PEM))
         (folder / "ca.pem").write_bytes(ca.public_bytes(serialization.Encoding.PEM))
         folders.append(folder)
     return folders
 
 
-def _secret(path: Path, data: bytes) -> None:
+def write_secret(path: Path, data: bytes) -> None:
     """A file that only its owner can read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as f:
         f.write(data)
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
-def _certificate(
+def certify(
     name: str,
     key: ec.EllipticCurvePublicKey,
     issuer: x509.Certificate | None,
     sign: ec.EllipticCurvePrivateKey,
     days: int,
+    *,
+    role: str = "",
+    authority: bool = False,
+    depth: int = 0,
 ) -> x509.Certificate:
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    """A certificate for a key. Without an issuer it is a root; `depth` is how many authorities may stand below an authority."""
+    parts = [x509.NameAttribute(NameOID.COMMON_NAME, name)]
+    if role:
+        parts.append(x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, ROLE_PREFIX + role))
+    subject = x509.Name(parts)
     now = datetime.now(UTC)
     begin = min(now - timedelta(hours=1), now + timedelta(days=days - 1))  # negative days: expired, for tests
-    usage = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    extensions: Iterable[tuple[x509.ExtensionType, bool]] = (
-        [
-            (x509.BasicConstraints(ca=True, path_length=0), True),
-            (x509.KeyUsage(**{**dict.fromkeys(USAGES, False), "key_cert_sign": True, "crl_sign": True}), True),
+    above = x509.AuthorityKeyIdentifier.from_issuer_public_key(sign.public_key())
+    extensions: list[tuple[x509.ExtensionType, bool]]
+    if authority or issuer is None:
+        usage = {**dict.fromkeys(USAGES, False), "key_cert_sign": True, "crl_sign": True}
+        extensions = [
+            (x509.BasicConstraints(ca=True, path_length=depth), True),
+            (x509.KeyUsage(**usage), True),
             (x509.SubjectKeyIdentifier.from_public_key(key), False),
+            *([] if issuer is None else [(above, False)]),
         ]
-        if issuer is None
-        else [
+    else:
+        extensions = [
             (x509.BasicConstraints(ca=False, path_length=None), True),
             (x509.KeyUsage(**{**dict.fromkeys(USAGES, False), "digital_signature": True}), True),
-            (x509.AuthorityKeyIdentifier.from_issuer_public_key(sign.public_key()), False),
+            (above, False),
             (x509.SubjectAlternativeName([x509.DNSName(name)]), False),
-            (x509.ExtendedKeyUsage(usage), False),
+            (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), False),
         ]
-    )
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)

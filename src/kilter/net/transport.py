@@ -9,10 +9,14 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kilter.net.fields import printable
 from kilter.net.frames import Body, Head
 from kilter.net.messages import Goodbye, Hello
+
+if TYPE_CHECKING:
+    from kilter.net.tls import Identity
 
 log = logging.getLogger("kilter.net")
 
@@ -60,6 +64,7 @@ class Transport(ABC):
         self.traffic: Counter[str] = Counter()  # "in" and "out", bytes of bodies
         self.activity: defaultdict[str, SiteActivity] = defaultdict(SiteActivity)
         self.last_error = ""
+        self.identity: Identity | None = None  # mine
         # The following are called in the network's thread, with `changed` held.
         self.on_arrival: Callable[[ConnectedSite], None] = lambda site: None
         self.on_message: Callable[[str, Head, Body], str | None] = lambda *_: None  # a reason to disconnect, or None
