@@ -60,12 +60,10 @@ def experiment_options(command: Command, leave_out: tuple[str, ...] = ()) -> Com
 def _parameter(setting: Setting) -> inspect.Parameter:
     text = setting.option.help
     if setting.choices:
-        text = f"{text.removesuffix('.')} ({', '.join(setting.choices)})."
-    option = typer.Option(
-        f"--{setting.name.replace('_', '-')}",
-        help=text,
-        show_default=str(setting.default) if setting.default != "" else False,
-    )
+        text = f"{text.removesuffix('.')} ({', '.join(filter(None, setting.choices))})."
+    if setting.default not in ("", False):
+        text = f"{text} Default: {setting.default}."
+    option = typer.Option(f"--{setting.name.replace('_', '-')}", help=text, show_default=False)
     # The default None means "not given": a value in a file is only overridden by one that was typed.
     return inspect.Parameter(
         setting.name,

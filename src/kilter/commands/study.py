@@ -39,13 +39,18 @@ def compare(
             help="Names, separated by commas; settings follow after colons: fedprox:mu=0.1.", show_default=False
         ),
     ] = "",
-    seeds: Annotated[str, typer.Option(help="How many seeds, or which: 0,1,2.", show_default="5")] = "",
+    seeds: Annotated[str, typer.Option(help="How many seeds, or which: 0,1,2. Default: 5.", show_default=False)] = "",
     reference: Annotated[
         str, typer.Option(help="The method to compare with. Default: the first.", show_default=False)
     ] = "",
-    target: Annotated[str, typer.Option(help="The accuracy to reach, or: reference.", show_default="reference")] = "",
+    target: Annotated[
+        str, typer.Option(help="The accuracy to reach, or: reference (the default).", show_default=False)
+    ] = "",
     measure: Annotated[
-        str, typer.Option(help="The accuracy that the target is about: global, client or local.", show_default="global")
+        str,
+        typer.Option(
+            help="The accuracy that the target is about: global (the default), client or local.", show_default=False
+        ),
     ] = "",
     tune: Annotated[
         list[str] | None,
