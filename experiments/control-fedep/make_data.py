@@ -1,4 +1,4 @@
-"""Write data.npz: digits among ten clients; eight share classes 0 to 6, and two unusual ones have classes 7 to 9, which nobody else has."""
+"""Write data.npz: digits among ten clients; eight share classes 0 to 6, and two have classes 7 to 9, which nobody else has."""
 
 from __future__ import annotations
 
