@@ -1,4 +1,4 @@
-"""Write data.npz: digits among sixteen peers of two kinds, whose labels mean different things."""
+"""Write data.npz: digits among sixteen peers with thirty rows each; even peers have classes 0 to 4, odd peers 5 to 9."""
 
 from __future__ import annotations
 
@@ -7,27 +7,26 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
-PEERS, ROWS, ALPHA = 16, 100, 1.0
+PEERS, ROWS = 16, 30
 
 
 def main() -> None:
-    """Peers draw class shares from Dirichlet 1. Odd peers call class c what even peers call c + 5."""
+    """The rows that no peer has are the common test set."""
     rng = np.random.default_rng(0)
     x, y = load_digits(return_X_y=True)
     x = (x.reshape(-1, 8, 8) / 16).astype(np.float32)
-    left = {c: list(rng.permutation(np.flatnonzero(y == c))) for c in range(10)}
-    rows, labels, group = [], [], []
-    for peer in range(PEERS):
-        shares = rng.dirichlet(np.full(10, ALPHA))
-        for _ in range(ROWS):
-            there = np.array([shares[c] if left[c] else 0.0 for c in range(10)]) + 1e-9 * np.array(
-                [bool(left[c]) for c in range(10)]
-            )
-            c = int(rng.choice(10, p=there / there.sum()))
-            rows.append(left[c].pop())
-            labels.append((c + 5 * (peer % 2)) % 10)
-            group.append(peer)
-    np.savez_compressed(Path(__file__).with_name("data.npz"), x=x[rows], y=np.array(labels), group=np.array(group))
+    train, group, test = [], [], []
+    for half in (0, 1):
+        mine = rng.permutation(np.flatnonzero((y >= 5) == bool(half)))
+        for k in range(PEERS // 2):
+            train.extend(mine[k * ROWS : (k + 1) * ROWS])
+            group.extend([2 * k + half] * ROWS)
+        test.extend(mine[PEERS // 2 * ROWS :])
+    np.savez_compressed(
+        Path(__file__).with_name("data.npz"),
+        x_train=x[train], y_train=y[train], group_train=np.array(group),
+        x_test=x[test], y_test=y[test], group_test=np.full(len(test), -1),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
