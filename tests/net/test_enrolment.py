@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import threading
@@ -9,12 +10,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import grpc
 import pytest
 from cryptography import x509
+from raw import Raw
 
 from kilter.errors import Mistake
-from kilter.net import enrolment, tls
+from kilter.net import enrolment, grpc_server, tls
 from kilter.net.doctor import Finding, examine
+from kilter.net.revocation import revocation_list, revoke
 
 
 def enrol(home: Path, name: str, at: Path, role: str = "site", days: int = 90) -> Path:
@@ -201,3 +205,68 @@ def test_expiry_is_part_of_a_chain(tmp_path: Path) -> None:
     root = x509.load_pem_x509_certificate((site / "ca.pem").read_bytes())
     enrolment.check_chain(chain, root)
     assert chain[0].not_valid_after_utc < datetime.now(UTC) + timedelta(days=91)
+
+
+# Revocation -----------------------------------------------------------------------------------------------------------
+
+
+def test_revoked_certificates_are_listed_once_and_the_file_is_followed(authority: Path, tmp_path: Path) -> None:
+    first, second = enrol(tmp_path, "a", authority), enrol(tmp_path, "b", authority)
+    path = revoke(first / "cert.pem", authority)
+    assert revoke(first / "cert.pem", authority) == path
+    listed = revocation_list(path, tls.Identity.read(second))
+    assert listed is not None
+    serials = [x509.load_pem_x509_certificate((f / "cert.pem").read_bytes()).serial_number for f in (first, second)]
+    assert [listed.has(s) for s in serials] == [True, False]
+    revoke(second / "cert.pem", authority)
+    os.utime(path, (1, 1))
+    assert [listed.has(s) for s in serials] == [True, True]
+    path.write_text("nonsense")
+    os.utime(path, (2, 2))
+    assert [listed.has(s) for s in serials] == [True, True]  # the last list stays in force
+
+
+def test_a_list_of_a_stranger_is_refused(tmp_path: Path) -> None:
+    for name in ("root", "other"):
+        enrolment.authority(tmp_path / name, name, None, 900)
+    site, strange = enrol(tmp_path, "a", tmp_path / "root"), enrol(tmp_path, "x", tmp_path / "other")
+    path = revoke(strange / "cert.pem", tmp_path / "other")
+    with pytest.raises(Mistake, match="was not signed by an authority that is trusted here"):
+        revocation_list(path, tls.Identity.read(site))
+    with pytest.raises(Mistake, match="another authority"):
+        revoke(strange / "cert.pem", tmp_path / "root")
+    with pytest.raises(Mistake, match="needs --tls"):
+        revocation_list(path, None)
+
+
+def ended(site: Raw) -> str:
+    """Why the server ended a site's stream."""
+    end = site.refused()
+    site.close()
+    assert end.code() == grpc.StatusCode.PERMISSION_DENIED
+    return str(end.details())
+
+
+def test_an_open_connection_ends_when_its_certificate_is_revoked(
+    authority: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_server, "REVOCATION_SECONDS", 0.2)
+    me = enrol(tmp_path, "server", authority, "server")
+    site, other = enrol(tmp_path, "a", authority), enrol(tmp_path, "b", authority)
+    watcher = enrol(tmp_path, "c", authority, "observer")
+    path = revoke(other / "cert.pem", authority)
+    identity = tls.Identity.read(me)
+    server = grpc_server.GrpcServer("127.0.0.1:0", identity, None, revoked=revocation_list(path, identity))
+    try:
+        assert ended(Raw(server.port, tls.Identity.read(other), "b")) == "its certificate was revoked"
+        assert ended(Raw(server.port, tls.Identity.read(watcher), "c")).startswith(
+            "its certificate is for the role observer"
+        )
+        connected = Raw(server.port, tls.Identity.read(site), "a")
+        with server.changed:
+            assert server.changed.wait_for(lambda: "a" in server.sites, 10)
+        revoke(site / "cert.pem", authority)
+        os.utime(path, (1, 1))  # file systems with coarse clocks
+        assert ended(connected) == "its certificate was revoked"
+    finally:
+        server.close()

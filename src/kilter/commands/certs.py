@@ -23,6 +23,7 @@ def register(app: typer.Typer) -> None:
         ("authority", authority),
         ("sign", sign),
         ("install", install),
+        ("revoke", revoke),
     ):
         certs.command(name)(command)
     app.add_typer(certs, name="certs")
@@ -97,6 +98,17 @@ def install(
 
     expires = enrolment.install(signed, folder)
     typer.echo(f"{folder}: key.pem, cert.pem, ca.pem; valid until {expires:%Y-%m-%d}. Use it with --tls {folder}.")
+
+
+@needs_network
+def revoke(
+    certificate: Annotated[Path, typer.Argument(help="The cert.pem to withdraw.")],
+    at: Annotated[Path, typer.Option("--authority", help="The authority's folder.")],
+) -> None:
+    """At the authority: withdraw a certificate. Give the list to `kilter serve --revoked`."""
+    from kilter.net.revocation import revoke as withdraw
+
+    typer.echo(f"{withdraw(certificate, at)}: copy it to where the server's --revoked reads it.")
 
 
 @needs_network

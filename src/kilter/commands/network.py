@@ -63,6 +63,9 @@ def serve(
     folder: RunFolder = "",
     largest: Largest = LARGEST,
     metrics: Metrics = "",
+    revoked: Annotated[
+        Path | None, typer.Option(help="The authority's list of revoked certificates.", show_default=False)
+    ] = None,
     dashboard: Annotated[
         str, typer.Option(help="HOST:PORT of a live page about this run and its sites.", show_default=False)
     ] = "",
@@ -75,13 +78,14 @@ def serve(
     from kilter.experiment import Experiment
     from kilter.net import tls
     from kilter.net.grpc_server import GrpcServer
+    from kilter.net.revocation import revocation_list
     from kilter.net.server_run import ServerRun
     from kilter.runtimes.interrupts import stoppable
 
     prepare(quiet, log_file, log_json)
     identity = tls.identity(tls_, insecure, listen)
     run = ServerRun(Experiment.read(file), tls.words(sites), quorum, deadline, grace, data, folder)
-    server = GrpcServer(listen, identity, run.sites or None, largest)
+    server = GrpcServer(listen, identity, run.sites or None, largest, revocation_list(revoked, identity))
     me = identity.name if identity else "server"
     out.print(f"Listening on {listen.rpartition(':')[0]}:{server.port} as {me}; run folder {run.where}")
     with stoppable():

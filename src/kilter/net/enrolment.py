@@ -61,7 +61,7 @@ def authority(folder: Path, name: str, parent: Path | None, days: int) -> None:
         certificate = tls.certify(name, key.public_key(), None, key, days, authority=True, depth=1)
         chain, root = [certificate], certificate
     else:
-        parent_key, parent_chain, root = _authority(parent)
+        parent_key, parent_chain, root = read_authority(parent)
         certificate = tls.certify(name, key.public_key(), parent_chain[0], parent_key, days, authority=True)
         chain = [certificate, *(c for c in parent_chain if c != root)]
     tls.write_secret(folder / "ca.key.pem", tls.pem_of(key))
@@ -90,7 +90,7 @@ def sign(request_file: Path, folder: Path, name: str, role: Role, days: int, out
         raise Mistake(f"'{request_file}' has a key of another kind: use a key on an elliptic curve.")
     if days < 1:
         raise Mistake(f"A certificate is valid for at least one day, not {days}.")
-    key, chain, root = _authority(folder)
+    key, chain, root = read_authority(folder)
     certificate = tls.certify(name, public, chain[0], key, days, role=role)
     out.mkdir(parents=True, exist_ok=True)
     whole = [certificate, *(c for c in chain if c != root)]
@@ -105,7 +105,7 @@ def install(signed: Path, folder: Path) -> datetime:
     This is also how a certificate is renewed: connections made from then on use the new one.
     """
     key = _key(folder / "key.pem")
-    chain, root = _certificates(signed / "cert.pem"), _certificates(signed / "ca.pem")[0]
+    chain, root = read_certificates(signed / "cert.pem"), read_certificates(signed / "ca.pem")[0]
     own = chain[0]
     if _public(own.public_key()) != _public(key.public_key()):
         raise Mistake(f"The certificate in '{signed}' was made for another key than '{folder / 'key.pem'}'.")
@@ -143,12 +143,12 @@ def check_name(name: str) -> None:
         raise Mistake(f"'{name}' cannot be a name: use letters, digits, '-', '_' and '.', at most 64.")
 
 
-def _authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, list[x509.Certificate], x509.Certificate]:
+def read_authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, list[x509.Certificate], x509.Certificate]:
     """Its key, its certificate with the chain above it, and the root."""
     key = _key(folder / "ca.key.pem")
     chain = folder / "chain.pem"
-    certificates = _certificates(chain if chain.exists() else folder / "ca.pem")
-    return key, certificates, _certificates(folder / "ca.pem")[0]
+    certificates = read_certificates(chain if chain.exists() else folder / "ca.pem")
+    return key, certificates, read_certificates(folder / "ca.pem")[0]
 
 
 def _key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -163,7 +163,7 @@ def _key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _certificates(path: Path) -> list[x509.Certificate]:
+def read_certificates(path: Path) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(path.read_bytes())
     except OSError as e:

@@ -24,7 +24,8 @@ from kilter.net.fields import printable
 from kilter.net.frames import LARGEST, Ended, Head, read_large_letter, read_letter, to_frames
 from kilter.net.messages import Goodbye, Hello, Refusal
 from kilter.net.ports import LoopThread, open_port
-from kilter.net.tls import Identity, caller
+from kilter.net.revocation import RevocationList
+from kilter.net.tls import Identity, caller, peer_certificate, role
 from kilter.net.transport import ConnectedSite, Transport
 from kilter.records.wire import Malformed
 
@@ -33,6 +34,9 @@ log = logging.getLogger("kilter.net")
 ATTEND, STATUS = "/kilter.Star/Attend", "/kilter.Star/Status"
 HELLO_SECONDS = 20.0  # within which a new stream must say hello
 Context = Any  # gRPC has no types
+
+
+REVOCATION_SECONDS = 15.0  # between two looks at the revocation list
 
 
 @dataclass(eq=False)
@@ -44,6 +48,7 @@ class Stream(ConnectedSite):
     code: grpc.StatusCode = grpc.StatusCode.ABORTED
     why: str = ""
     said_goodbye: bool = False
+    serial: int | None = None  # of its certificate
 
     def end(self, code: grpc.StatusCode, why: str) -> None:
         self.code, self.why = code, why
@@ -54,12 +59,17 @@ class GrpcServer(Transport):
     """Accepts sites, and passes messages in and out."""
 
     def __init__(
-        self, listen: str, identity: Identity | None, allowed: Collection[str] | None, largest: int = LARGEST
+        self,
+        listen: str,
+        identity: Identity | None,
+        allowed: Collection[str] | None,
+        largest: int = LARGEST,
+        revoked: RevocationList | None = None,
     ) -> None:
         keep_memory(large=True, most=64 << 20)
         super().__init__()
         self.allowed, self.largest, self.insecure = allowed, largest, identity is None
-        self.identity = identity
+        self.identity, self.revoked = identity, revoked
         self.sites: dict[str, Stream] = {}  # type: ignore[assignment]
         self._thread = LoopThread("kilter-server")
         handlers = {
@@ -81,6 +91,7 @@ class GrpcServer(Transport):
             return
         tasks = [asyncio.create_task(t) for t in (self._listen(stream, context), self._write(stream, context))]
         ended = asyncio.create_task(stream.ended.wait())
+        watching = asyncio.create_task(self._watch_revocations(stream))
         why = "the connection was lost"
         try:
             await asyncio.wait([*tasks, ended], return_when=asyncio.FIRST_COMPLETED)
@@ -93,9 +104,17 @@ class GrpcServer(Transport):
                 if refused:
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, refused)
         finally:
-            for task in (*tasks, ended):
+            for task in (*tasks, ended, watching):
                 task.cancel()
             self._forget(stream, why)
+
+    async def _watch_revocations(self, stream: Stream) -> None:
+        """End the stream of a site whose certificate is revoked while it is connected."""
+        while self.revoked is not None and stream.serial is not None:
+            await asyncio.sleep(REVOCATION_SECONDS)
+            if self.revoked.has(stream.serial):
+                stream.end(grpc.StatusCode.PERMISSION_DENIED, "its certificate was revoked")
+                return
 
     def _forget(self, stream: Stream, why: str) -> None:
         with self.changed:
@@ -143,10 +162,15 @@ class GrpcServer(Transport):
             raise await self._refuse(context, name, f"it calls itself '{hello.name}', and its certificate does not")
         if self.allowed is not None and name not in self.allowed:
             raise await self._refuse(context, name, "it is not on the list of sites")
+        certificate = peer_certificate(context)
+        if certificate is not None and (stated := role(certificate)) not in ("", "site"):
+            raise await self._refuse(context, name, f"its certificate is for the role {stated}, not for a site")
+        if certificate is not None and self.revoked is not None and self.revoked.has(certificate.serial_number):
+            raise await self._refuse(context, name, "its certificate was revoked")
         if hello.purpose == "dry-run":
             await self._rehearse(hello, context)
             return None
-        stream = Stream(hello)
+        stream = Stream(hello, serial=certificate.serial_number if certificate else None)
         with self.changed:
             old = self.sites.get(name)
             duplicate = old is not None and old.hello.instance != hello.instance

@@ -130,6 +130,12 @@ def caller(context: Any) -> str:
     return ""
 
 
+def peer_certificate(context: Any) -> x509.Certificate | None:
+    """The caller's certificate; None without TLS."""
+    values = context.auth_context().get("x509_pem_cert", ())
+    return x509.load_pem_x509_certificate(values[0]) if values else None
+
+
 def is_loopback(address: str) -> bool:
     """Whether an address can be reached from this machine only.
 
