@@ -20,6 +20,7 @@ import torch
 import kilter
 from kilter.core import SERVER, Data, Method, Rows
 from kilter.data import DATASETS, Dataset, Split, TableOptions, load, split
+from kilter.data.partition_rules import parse as parse_partition
 from kilter.data.preparation import read_schema
 from kilter.data.split import public_file
 from kilter.errors import Mistake, unknown
@@ -65,6 +66,7 @@ class SimulationOptions(TypedDict):
     faults: Fault | None
 
 
+CLIENTS, PUBLIC = 10, 5  # how many, where neither the data nor the user says
 FILES = ("data", "weights", "public_file", "test_file", "schema", "tokenizer")  # fields that name a file
 # Creates a simulation that runs elsewhere than in processes of this machine.
 MakeSimulation = Callable[["Experiment", Mapping[str, Data], RowFacts, SimulationOptions], Simulation]
@@ -89,19 +91,29 @@ class Experiment:
     image_mode: Literal["", "grey", "rgb"] = option("", "Read your images as grey or rgb; default: grey if all are.")
     schema: str = option("", "A schema.toml of your table, or the preparation.toml of a run to reuse.")
     rows: int = option(0, "Use only this many training rows, the same for every seed; 0: all.", at_least=0)
-    partition: str = option("dirichlet:0.5", "A rule listed by `kilter partitions`.")
-    clients: int = option(10, "Number of clients; 0 with natural partitions: as many as the data has.", at_least=0)
+    partition: str = option(
+        "auto", "A rule listed by `kilter partitions`; auto: natural if the data names clients, else dirichlet:0.5."
+    )
+    clients: int = option(0, "Number of clients; 0: all that the data names, otherwise 10.", at_least=0)
     valid: float = option(0.1, "Share of a client's rows used for validation.", at_least=0, below=1)
     test: float = option(0.15, "Share of a client's rows used for its own test.", at_least=0, below=1)
-    public: int = option(0, "Rows of each class that the aggregator holds.", at_least=0)
+    public: int = option(
+        0, "Rows of each class that the aggregator holds; default: 5 if the method needs some.", at_least=0
+    )
     public_file: str = option("", "A file with the aggregator's rows, instead of --public.")
-    model: str = option("cnn", "A model listed by `kilter models`, or my_model.py:Net.")
+    model: str = option(
+        "auto",
+        "A model listed by `kilter models`, or my_model.py:Net; auto: mlp for tables, cnn or resnet18 for images.",
+    )
     weights: str = option("", "Pre-trained weights: a .safetensors or .pt file.")
     optimiser: Literal["sgd", "adam"] = option("sgd", "Optimiser of the clients.")
     local: dict[str, Any] = option({}, "The optimiser's settings (on the command line: --lr 0.01 ...).")
     rounds: int = option(20, "Number of rounds.", at_least=1)
     cohort: float = option(1.0, "Share of the clients that take part in a round.", above=0, at_most=1)
-    topology: str = option("star", "A topology listed by `kilter topologies`, such as ring, regular:4 or edges:FILE.")
+    topology: str = option(
+        "",
+        "A topology listed by `kilter topologies`, such as ring or regular:4; default: star, or full if the method needs it.",
+    )
     robust: str = option("", "Defence against malicious clients: clip:1, median, trimmed:0.2 or krum:0.2.")
     missing: float = option(0.0, "Probability that a client does not answer a call (simulated).", at_least=0, below=1)
     seed: int = option(0, "Seed of every random choice.", at_least=0)
@@ -143,8 +155,9 @@ class Experiment:
         if self.robust:
             parse_robust(self.robust)
         settings, plan = self._settings()
-        if self.clients and not self.topology.startswith("edges:"):
-            topology(self.topology, [str(k) for k in range(self.clients)], self.seed)
+        chosen = self.topology or ("full" if "everyone" in find(self.method).needs else "star")
+        if self.clients and not chosen.startswith("edges:"):
+            topology(chosen, [str(k) for k in range(self.clients)], self.seed)
         if self.public and self.public_file:
             raise Mistake("Set either public or public_file for the aggregator's rows, not both.")
         files: dict[str, str] = {k: getattr(self, k) for k in FILES}
@@ -152,7 +165,14 @@ class Experiment:
             k: str(Path(v).absolute()) for k, v in files.items() if v and v not in DATASETS and Path(v).exists()
         }
         local = {f.name: getattr(plan, f.name) for f in fields(plan)}
-        return replace(self, settings=settings, local=local, **paths)
+        return replace(self, settings=settings, local=local, topology=chosen, public=self._public_rows(), **paths)
+
+    def _public_rows(self) -> int:
+        """Rows of each class for the aggregator. A method that cannot do without gets PUBLIC, unless it has others."""
+        own = self.public or self.public_file or "public" not in find(self.method).needs
+        if own or (self.partition != "auto" and parse_partition(self.partition)[0].public):
+            return self.public
+        return PUBLIC
 
     def _settings(self) -> tuple[dict[str, Any], Plan]:
         """The settings of the method, and the plan. A setting with the name of a field of the plan changes the plan."""
@@ -206,12 +226,20 @@ class Experiment:
         chosen = numpy_generator("rows", self.rows).permutation(whole.train.numpy())[: self.rows]
         return replace(whole, train=torch.from_numpy(np.sort(chosen)))
 
+    def partition_of(self, dataset: Dataset) -> str:
+        """The rule that divides this data set among clients."""
+        if self.partition != "auto":
+            return self.partition
+        return "dirichlet:0.5" if dataset.groups is None else "natural"
+
     def split(self) -> Split:
         """The data of the clients, the common test set and the aggregator."""
+        dataset = self.dataset()
+        rule = self.partition_of(dataset)
         parts = split(
-            self.dataset(),
-            self.partition,
-            self.clients,
+            dataset,
+            rule,
+            self.clients or (0 if parse_partition(rule)[0].by == "groups" else CLIENTS),
             self.seed,
             valid=self.valid,
             test=self.test,
@@ -248,7 +276,7 @@ class Experiment:
         options: SimulationOptions = {
             "bench": split.test,
             "public": split.public,
-            "topology": self.topology,
+            "topology": self.topology or "star",
             "seed": self.seed,
             "workers": workers,
             "plain": self.plain,

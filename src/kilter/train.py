@@ -79,6 +79,7 @@ class Plan(ABC):
 class SGD(Plan):
     """Stochastic gradient descent with optional momentum."""
 
+    lr: float = option(0.1, "Learning rate.", above=0)
     momentum: float = option(0.0, "Momentum.", at_least=0, below=1)
 
     @property

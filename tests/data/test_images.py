@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from kilter.data import TableOptions, load, split
+from kilter.data.datasets import byte_moments, moments
 from kilter.data.images import parse_size
 from kilter.errors import Mistake
 
@@ -108,11 +109,18 @@ def test_the_cache_is_used_until_a_file_changes(tmp_path, monkeypatch):
 
 
 def test_large_sets_stay_on_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr("kilter.data.datasets.FLOATS", 100)
+    monkeypatch.setattr("kilter.data.datasets.SMALL", 100)
     data = load(gallery(tmp_path / "g", mode="RGB"))
     assert data.x.dtype == torch.uint8
     part = split(data, "iid", 2).clients["c00"].train
     assert part.batch()["x"].max() == pytest.approx(0.8)
+
+
+def test_moments_of_large_images_are_counted_as_bytes():
+    x = torch.randint(0, 256, (6, 3, 10, 12), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    rows = np.arange(1, 6)
+    for counted, plain in zip(byte_moments(x, rows), moments(x, rows), strict=True):
+        assert counted == pytest.approx(plain, rel=1e-5)
 
 
 def test_a_table_of_paths_and_labels(tmp_path):

@@ -55,6 +55,7 @@ def run(
 ) -> None:
     """Run one experiment. Its folder holds everything needed to read, repeat and resume it."""
     from kilter.records.run_folder import Store, write
+    from kilter.report.choices import choices
 
     stdout.quiet = quiet
     experiment = assemble(file, settings, options)
@@ -68,6 +69,8 @@ def run(
         fed.bind(method)
         store = Store(folder)
         write(folder / "experiment.toml", experiment.write())
+        for line in choices(experiment, datasets[0]):
+            stdout.print(line, markup=False, soft_wrap=True)
         _show_table(datasets[0], folder)
         _run_to_the_end(experiment, method, fed, store, log)
 

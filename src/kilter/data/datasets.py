@@ -26,7 +26,9 @@ from kilter.data.statistics import summarise
 from kilter.data.tables import SUFFIXES, TableOptions
 from kilter.errors import Mistake, unknown
 
-FLOATS = 2**30  # images of at most this many bytes are stored as float32 instead of uint8
+FLOATS = 2**30  # arrays of images of at most this many bytes are stored as float32 instead of uint8
+LARGE = 2**14  # numbers in an image from which on its statistics are counted as bytes
+SMALL = 2**26  # likewise, of a user's image files; larger sets stay in a memory-mapped file
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +159,7 @@ def from_images(name: str, files: list[ImageFile], options: TableOptions, classe
     """A Dataset from images: in memory if they are small, else memory-mapped."""
     decoded = load_images(name, files, ImageOptions(options.image_size, options.image_mode, options.test_size), classes)
     x = torch.from_numpy(decoded.x)
-    if x.dtype == torch.uint8 and 4 * x.numel() <= FLOATS:
+    if x.dtype == torch.uint8 and 4 * x.numel() <= SMALL:
         x = x.float().div_(255)
     mean, std = moments(x, decoded.train) if x.shape[1] == 3 else (None, None)
     return Dataset(
@@ -319,9 +321,23 @@ def features(name: str, x: AnyArray) -> Tensor:
 def moments(x: Tensor, train: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel over the training rows, in 0..1."""
     total = square = torch.zeros(x.shape[1], dtype=torch.float64)
+    if x.dtype == torch.uint8 and x[0].numel() > LARGE:
+        return byte_moments(x, train)
     for start in range(0, len(train), 1024):
         some = as_float(x[torch.from_numpy(train[start : start + 1024])]).flatten(2)
         total, square = total + some.sum((0, 2)).double(), square + some.square().sum((0, 2)).double()
     mean = total / (len(train) * x[0, 0].numel())
     std = (square / (len(train) * x[0, 0].numel()) - mean**2).clamp_min(1e-12).sqrt()
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def byte_moments(x: Tensor, train: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The same as `moments`, for large images: from how often each byte occurs in each channel."""
+    counts = np.zeros((x.shape[1], 256))
+    for start in range(0, len(train), 64):
+        part = x[torch.from_numpy(train[start : start + 64])].transpose(0, 1).flatten(1).numpy()
+        counts += np.stack([np.bincount(channel, minlength=256) for channel in part])
+    values = np.arange(256) / 255
+    mean = counts @ values / counts.sum(1)
+    std = np.sqrt(np.maximum(counts @ values**2 / counts.sum(1) - mean**2, 1e-12))
     return tuple(mean.tolist()), tuple(std.tolist())

@@ -336,5 +336,5 @@ def explain(preparation: Preparation, client_source: str) -> list[str]:
         lines.append(f"{titles[kind]}: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''} ({treatment[kind]}).")
     lines.append("Change the preparation with --prepare, such as fill=median,clip=0.01; leave columns out with --drop.")
     if client_source:
-        lines.append(f"Clients are named by {client_source}: --partition natural --clients 0 uses them.")
+        lines.append(f"Clients are named by {client_source}.")
     return lines

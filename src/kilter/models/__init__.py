@@ -19,7 +19,9 @@ from kilter.models.small import Network, Shape, bench_cnn, cnn, lenet, linear, m
 from kilter.models.weights import load_weights
 from kilter.plugins import is_file_spec, load_object
 
-__all__ = ["MODELS", "Network", "Shape", "build", "load_weights"]
+__all__ = ["MODELS", "Network", "Shape", "build", "default_model", "load_weights"]
+
+LARGE = 64  # pixels; images from this size on get a larger network by default
 
 
 def build(name: str, shape: Shape, classes: int) -> nn.Module:
@@ -35,10 +37,21 @@ def build(name: str, shape: Shape, classes: int) -> nn.Module:
         )
     if is_file_spec(name):
         return _from_file(name, shape, classes)
-    name, *options = name.split(":")
+    name, *options = (default_model(shape) if name == "auto" else name).split(":")
     if name not in BUILDERS:
         raise unknown("model", name, BUILDERS)
     return BUILDERS[name](shape, classes, *_parse(name, options))
+
+
+def default_model(shape: Shape) -> str:
+    """The model for rows of this shape: mlp for tables, resnet18 for images from 64 pixels, cnn for smaller ones.
+
+    >>> default_model((13,)), default_model((1, 28, 28)), default_model((3, 224, 224))
+    ('mlp', 'cnn', 'resnet18')
+    """
+    if len(shape) == 1:
+        return "mlp"
+    return "resnet18" if min(shape[1:]) >= LARGE else "cnn"
 
 
 def _options(name: str) -> list[inspect.Parameter]:

@@ -19,7 +19,7 @@ from kilter.data.split import some_of
 from kilter.errors import Mistake, unknown
 from kilter.experiment import Experiment, RowFacts, read_toml
 from kilter.methods import find, methods
-from kilter.models import MODELS
+from kilter.models import MODELS, default_model
 from kilter.models import build as build_model
 from kilter.net.results import METRICS, SHARES
 from kilter.net.terms import Terms, file_digest
@@ -185,7 +185,7 @@ class SitePolicy:
             )
 
     def _check_model(self, experiment: Experiment, facts: RowFacts) -> None:
-        name = experiment.model.split(":")[0]
+        name = default_model(facts["shape"]) if experiment.model == "auto" else experiment.model.split(":")[0]
         if not is_file_spec(experiment.model) and name not in self.models:
             raise PolicyViolation(
                 f"The server wants the model '{name}', and this site only allows {_list(self.models)}."

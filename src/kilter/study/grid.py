@@ -12,8 +12,9 @@ from itertools import product
 from pathlib import Path
 
 from kilter.core import Method
+from kilter.data.partition_rules import parse as parse_partition
 from kilter.errors import Mistake
-from kilter.experiment import Experiment, read_toml
+from kilter.experiment import PUBLIC, Experiment, read_toml
 from kilter.methods import find
 from kilter.options import default, own_fields
 from kilter.plugins import is_file_spec
@@ -150,7 +151,17 @@ class Study:
                 raise Mistake(f"{where} sets '{min(clash)}', which the grid varies: keep it in one place.")
             values = merge(values, changed)
         values |= {**cell.values, **free, "method": entry.method, "seed": seed}
+        if self._sets_rows_aside(values):
+            values["public"] = PUBLIC
         return Experiment.of({**values, "settings": {**own, **(settings or {})}})
+
+    def _sets_rows_aside(self, values: Values) -> bool:
+        """Whether public rows are set aside in every run because one method needs some: all methods share the split."""
+        needed = any("public" in find(entry.method).needs for entry in self.entries)
+        if not needed or {"public", "public_file"} & set(values):
+            return False
+        rule = str(values.get("partition", "auto"))
+        return rule == "auto" or not parse_partition(rule)[0].public
 
     def jobs(self, chosen: Mapping[tuple[str, str], Values] | None = None) -> list[Job]:
         """Every reported run, ordered by seed. `chosen` has tuned settings by (cell, label)."""

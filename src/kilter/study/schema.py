@@ -331,5 +331,9 @@ def check_names(e: Experiment) -> None:
             raise Mistake(f"There is no data at '{e.data}': check the path.")
         raise unknown("data set", e.data, DATASETS)
     for what, spec, there in (("partition", e.partition, PARTITIONS), ("model", e.model, MODELS)):
-        if not is_file_spec(spec) and spec.split(":")[0] not in {name.split(":")[0] for name in there}:
+        if (
+            spec != "auto"
+            and not is_file_spec(spec)
+            and spec.split(":")[0] not in {name.split(":")[0] for name in there}
+        ):
             raise unknown(what, spec.split(":")[0], {name.split(":")[0] for name in there})

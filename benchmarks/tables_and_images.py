@@ -1,0 +1,117 @@
+"""Reading a large CSV file and a large folder of images: time and memory, next to pyarrow and Pillow alone.
+
+    python benchmarks/tables_and_images.py --megabytes 100 --images 2000
+
+The target for tables: at most 1.5 times the time of `pyarrow.csv` alone, and a peak below twice the decoded columns. The target for
+images: at most 1.3 times the time of a plain loop over the files in two processes, and a resident size that does not grow with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+COLUMNS = 20
+
+
+def write_csv(path: Path, megabytes: int) -> None:
+    rng = np.random.default_rng(0)
+    names = ",".join(f"f{k}" for k in range(COLUMNS))
+    with open(path, "w") as file:
+        file.write(f"{names},sex,label\n")
+        while file.tell() < megabytes * 2**20:
+            block = rng.normal(size=(2000, COLUMNS))
+            for row in block:
+                file.write(",".join(f"{v:.6f}" for v in row) + f",{'fm'[int(row[0] > 0)]},{int(row[1] > 0)}\n")
+
+
+def write_images(folder: Path, count: int, size: int) -> None:
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for k in range(count):
+        path = folder / f"site{k % 5}" / "ab"[k % 2] / f"{k}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        small = rng.integers(0, 255, (size // 8, size // 8, 3), dtype=np.uint8)
+        Image.fromarray(small).resize((size, size)).save(path)
+
+
+def peak_megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def measure(what: str, path: str) -> dict[str, float]:
+    """In a process of its own: seconds, and by how much the peak grew."""
+    if what == "csv alone":
+        from pyarrow import csv
+
+        before, began = peak_megabytes(), time.perf_counter()
+        table = csv.read_csv(path)
+        return {
+            "seconds": time.perf_counter() - began,
+            "peak": peak_megabytes() - before,
+            "decoded": table.nbytes / 2**20,
+        }
+    if what == "pillow loop":
+        began = time.perf_counter()
+        files = sorted(Path(path).rglob("*.jpg"))
+        with multiprocessing.Pool(2) as pool:
+            total = sum(pool.imap(plain_decode, files, chunksize=64))
+        return {"seconds": time.perf_counter() - began, "peak": peak_megabytes(), "bytes": float(total)}
+    from kilter import data
+
+    before, began = peak_megabytes(), time.perf_counter()
+    if what == "kilter tables":
+        loaded = data.split(data.load(path, prepare=False), "iid", 10).dataset
+    else:
+        loaded = data.load(path)
+    return {"seconds": time.perf_counter() - began, "peak": peak_megabytes() - before, "rows": float(len(loaded.y))}
+
+
+def plain_decode(path: Path) -> int:
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return int(np.asarray(image.convert("RGB")).nbytes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--megabytes", type=int, default=100)
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        print(json.dumps(measure(*arguments.measure)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        csv, images = Path(folder) / "t.csv", Path(folder) / "images"
+        write_csv(csv, arguments.megabytes)
+        write_images(images, arguments.images, arguments.size)
+        env = {**os.environ, "KILTER_CACHE": str(Path(folder) / "cache")}
+        for what, path in (
+            ("csv alone", csv),
+            ("kilter tables", csv),
+            ("pillow loop", images),
+            ("kilter images", images),
+            ("kilter images, again", images),
+        ):
+            words = [sys.executable, __file__, "--measure", what, str(path)]
+            done = subprocess.run(words, capture_output=True, text=True, check=True, env=env)
+            numbers = json.loads(done.stdout.splitlines()[-1])
+            print(f"{what:22}", "  ".join(f"{key} {value:.2f}" for key, value in numbers.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""What a run chose by itself, in plain words, and how to change it."""
+
+from __future__ import annotations
+
+from kilter.data import Dataset
+from kilter.experiment import CLIENTS, Experiment
+from kilter.methods import find
+from kilter.models import default_model
+
+
+def choices(experiment: Experiment, dataset: Dataset) -> list[str]:
+    """The first lines of a run."""
+    shape = tuple(dataset.x.shape[1:])
+    rule = experiment.partition_of(dataset)
+    if experiment.model == "auto":
+        what = "tables" if len(shape) == 1 else f"images of {shape[1]}x{shape[2]} pixels"
+        lines = [f"Model: {default_model(shape)}, for {what}. Change it with --model."]
+    else:
+        lines = [f"Model: {experiment.model}."]
+    if experiment.partition == "auto" and rule == "natural":
+        count = experiment.clients or len(dataset.group_names)
+        lines.append(f"Clients: the {count} that the data names. Change them with --partition and --clients.")
+    elif experiment.partition == "auto":
+        count = experiment.clients or CLIENTS
+        lines.append(f"Clients: {count}, with labels divided by {rule}. Change them with --partition and --clients.")
+    plan = experiment.local
+    lines.append(
+        f"Training: {experiment.optimiser}, learning rate {plan['lr']:g}, {plan['epochs']} "
+        f"{'epoch' if plan['epochs'] == 1 else 'epochs'} in each of {experiment.rounds} rounds (--lr, --epochs, --rounds)."
+    )
+    needs = find(experiment.method).needs
+    if "everyone" in needs:
+        lines.append(f"Topology: {experiment.topology}, because {experiment.method} needs links between all nodes.")
+    if "public" in needs and experiment.public:
+        lines.append(
+            f"Public rows: {experiment.public} of each class are set aside for the aggregator, because {experiment.method} "
+            "needs some. Change it with --public or --public-file."
+        )
+    return lines
