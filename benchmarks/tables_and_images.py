@@ -3,7 +3,7 @@
     python benchmarks/tables_and_images.py --megabytes 100 --images 2000
 
 The target for tables: at most 1.5 times the time of `pyarrow.csv` alone, and a peak below twice the decoded columns. The target for
-images: at most 1.3 times the time of a plain loop over the files in two processes, and a resident size that does not grow with them.
+images: at most 1.3 times the time of a plain loop over the files in two processes, and a resident size that stays below 2 GB.
 """
 
 from __future__ import annotations

@@ -127,6 +127,8 @@ def join(
     test_file: Annotated[str, typer.Option(help="A table with my test rows.", show_default=False)] = "",
     text: Annotated[str, typer.Option(help="Columns of free text in my table, separated by commas.")] = "",
     tokenizer: Annotated[str, typer.Option(help="A tokenizer file for these texts.", show_default=False)] = "",
+    image_size: Annotated[str, typer.Option(help="Resize my images: 64, or 64x48.", show_default=False)] = "",
+    image_mode: Annotated[str, typer.Option(help="Read my images as grey or rgb.", show_default=False)] = "",
     trust: Annotated[list[str] | None, typer.Option(help="A file of my own, file.py:Name, that may run.")] = None,
     weights: Annotated[str, typer.Option(help="This site's copy of the pre-trained weights.", show_default=False)] = "",
     give_up: Annotated[float, typer.Option(help="Stop retrying after this many seconds without the server.")] = 86400.0,
@@ -155,7 +157,13 @@ def join(
     me = _site_name(identity, name)
     ask = ask_at_terminal if sys.stdin.isatty() else None
     table = kdata.TableOptions(
-        label, drop=tuple(tls.words(drop)), test_file=test_file, text=tuple(tls.words(text)), tokenizer=tokenizer
+        label,
+        drop=tuple(tls.words(drop)),
+        test_file=test_file,
+        text=tuple(tls.words(text)),
+        tokenizer=tokenizer,
+        image_size=image_size,
+        image_mode=image_mode,
     )
     dataset = kdata.load(data, table=table, prepare=False)
     (where, *_) = parse(device)

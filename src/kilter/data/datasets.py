@@ -21,9 +21,10 @@ from kilter.data.images import ImageFile, ImageOptions, find_images, is_image_fo
 from kilter.data.objects import ClientOf, as_arrays, as_table
 from kilter.data.own_table import OwnTable, divide_table, image_column, listed_images, open_table
 from kilter.data.preparation import Preparation, fit_whole
+from kilter.data.saved import PREFIX, fetch_rows, is_saved, read_saved
 from kilter.data.schema import Schema
 from kilter.data.statistics import summarise
-from kilter.data.tables import SUFFIXES, TableOptions
+from kilter.data.tables import SUFFIXES, Table, TableOptions
 from kilter.errors import Mistake, unknown
 
 FLOATS = 2**30  # arrays of images of at most this many bytes are stored as float32 instead of uint8
@@ -75,7 +76,7 @@ def load(
     prepare: bool = True,
     client: ClientOf | None = None,
 ) -> Dataset:
-    """Load a data set by name (see DATASETS), or your own: a path (.csv, .tsv, .parquet, .npz, .npy or a folder) or an object.
+    """Load a data set by name (see DATASETS), or your own: a path (.csv, .tsv, .parquet, .npz or a folder), hf:NAME, or an object.
 
     Objects are data frames of pandas or polars, arrays by name, pairs (x, y), and map-style torch data sets; a dict holds one of
     them for each client. `client` tells the client of an item of a torch data set from its number.
@@ -95,6 +96,11 @@ def load(
         source = SOURCES[text]
         return assemble(text, source.prepare(source.make() if source.make else find(text, source, cache)))
     path = Path(text).expanduser()
+    if text.startswith(PREFIX) or is_saved(path):
+        rows, whole = fetch_rows(text.removeprefix(PREFIX)) if text.startswith(PREFIX) else read_saved(path)
+        rows, whole = _without(rows, options.drop), _without(whole, options.drop)
+        own = divide_table(rows, whole, options, structure(schema), listed)
+        return from_table(path.stem, own, schema if isinstance(schema, Preparation) else None, prepare)
     if is_table(path):
         rows, whole = open_table(path, options)
         if column := image_column(rows):
@@ -126,9 +132,13 @@ def from_object(
     if table is None:
         return assemble("arrays", _with_classes(as_arrays(data, client), classes))
     options = replace(options, client=options.client or ("client" if isinstance(data, Mapping) else ""))
-    rows = replace(table, columns={k: v for k, v in table.columns.items() if k not in options.drop})
+    rows = _without(table, options.drop)
     own = divide_table(rows, rows, options, structure(schema), classes)
     return from_table("frame", own, schema if isinstance(schema, Preparation) else None, prepare)
+
+
+def _without(table: Table, columns: tuple[str, ...]) -> Table:
+    return replace(table, columns={name: column for name, column in table.columns.items() if name not in columns})
 
 
 def _with_classes(arrays: Arrays, classes: tuple[str, ...] | None) -> Arrays:

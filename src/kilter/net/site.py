@@ -124,7 +124,7 @@ class Site:
         if terms.sealed and not {self.name, *terms.peers} <= set(terms.ids):
             raise Mistake("The terms do not name this site and its neighbours among the participants.")
         if description.classes != self.dataset.classes:
-            self.dataset = kdata.load(self.data_path, classes=description.classes)
+            self.dataset = kdata.load(self.data_path, classes=description.classes, table=self.table)
         preparation = terms.preparation or self._provisional()
         facts = description.row_facts(preparation)
         experiment, method = self.policy.admit(terms, len(self.dataset.train), facts)
