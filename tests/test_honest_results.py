@@ -155,7 +155,7 @@ def test_notices_are_counted_over_the_run(workers: int) -> None:
 
 
 def test_the_command_line_shows_what_did_not_happen(tmp_path: Path) -> None:
-    settings = ["--set", "gan_epochs=1", "--set", "pictures=4", "--topology", "full", "--rounds", "1"]
+    settings = ["--set", "gan_epochs=1", "--set", "pictures=4", "--topology", "full", "--rounds", "1", "--lr", "0.01"]
     done = CliRunner().invoke(app, [*RUN, "--method", "slfed", "--out", str(tmp_path / "run"), *settings])
     assert done.exit_code == 0, done.output
     assert "Not as intended" in done.output
@@ -233,10 +233,10 @@ def test_resume_refuses_an_edited_experiment_and_names_the_fields(tmp_path: Path
     folder = tmp_path / "run"
     run_command(*RUN, "--rounds", "1", "--out", str(folder))
     (folder / "summary.json").unlink()
-    edited(folder, a=("lr = 0.01", "lr = 0.5"), b=("seed = 0", "seed = 3"))
+    edited(folder, a=("lr = 0.1", "lr = 0.5"), b=("seed = 0", "seed = 3"))
     with pytest.raises(Mistake, match=r"changed after it started \(local\.lr, seed\): restore experiment\.toml"):
         run_command("resume", str(folder))
-    edited(folder, a=("lr = 0.5", "lr = 0.01"), b=("seed = 3", "seed = 0"), c=("rounds = 1", "rounds = 2"))
+    edited(folder, a=("lr = 0.5", "lr = 0.1"), b=("seed = 3", "seed = 0"), c=("rounds = 1", "rounds = 2"))
     with pytest.raises(Mistake, match=r"\(rounds\).* use `kilter resume RUN --rounds N`"):
         run_command("resume", str(folder))
     edited(folder, c=("rounds = 2", "rounds = 1"))

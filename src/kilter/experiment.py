@@ -20,6 +20,7 @@ import torch
 import kilter
 from kilter.core import SERVER, Data, Method, Rows
 from kilter.data import DATASETS, Dataset, Split, TableOptions, load, split
+from kilter.data.catalog import GROUPED
 from kilter.data.partition_rules import parse as parse_partition
 from kilter.data.preparation import read_schema
 from kilter.data.split import public_file
@@ -66,7 +67,7 @@ class SimulationOptions(TypedDict):
     faults: Fault | None
 
 
-CLIENTS, PUBLIC = 10, 5  # how many, where neither the data nor the user says
+CLIENTS, PUBLIC, DIVIDED = 10, 5, "dirichlet:0.5"  # where neither the data nor the user says
 FILES = ("data", "weights", "public_file", "test_file", "schema", "tokenizer")  # fields that name a file
 # Creates a simulation that runs elsewhere than in processes of this machine.
 MakeSimulation = Callable[["Experiment", Mapping[str, Data], RowFacts, SimulationOptions], Simulation]
@@ -156,8 +157,8 @@ class Experiment:
             parse_robust(self.robust)
         settings, plan = self._settings()
         chosen = self.topology or ("full" if "everyone" in find(self.method).needs else "star")
-        if self.clients and not chosen.startswith("edges:"):
-            topology(chosen, [str(k) for k in range(self.clients)], self.seed)
+        if not chosen.startswith("edges:"):  # with as many clients as the data names, only the name can be checked
+            topology(chosen, [str(k) for k in range(self.clients or 50)], self.seed)
         if self.public and self.public_file:
             raise Mistake("Set either public or public_file for the aggregator's rows, not both.")
         files: dict[str, str] = {k: getattr(self, k) for k in FILES}
@@ -165,6 +166,8 @@ class Experiment:
             k: str(Path(v).absolute()) for k, v in files.items() if v and v not in DATASETS and Path(v).exists()
         }
         local = {f.name: getattr(plan, f.name) for f in fields(plan)}
+        if self.partition == "auto" and self.data in DATASETS:
+            paths["partition"] = "natural" if self.data in GROUPED else DIVIDED
         return replace(self, settings=settings, local=local, topology=chosen, public=self._public_rows(), **paths)
 
     def _public_rows(self) -> int:
@@ -230,7 +233,7 @@ class Experiment:
         """The rule that divides this data set among clients."""
         if self.partition != "auto":
             return self.partition
-        return "dirichlet:0.5" if dataset.groups is None else "natural"
+        return DIVIDED if dataset.groups is None else "natural"
 
     def split(self) -> Split:
         """The data of the clients, the common test set and the aggregator."""

@@ -219,7 +219,7 @@ def test_cells_may_be_listed_one_by_one() -> None:
     cells = [{"data": "digits", "partition": "iid"}, {"data": "wine", "partition": "dirichlet:0.5"}]
     study = made(cells=cells, grid={}, when={"data=wine": {"model": "mlp"}})
     assert [c.values for c in study.cells] == cells
-    assert [j.experiment.model for j in study.jobs()[:4]] == ["cnn", "cnn", "mlp", "mlp"]
+    assert [j.experiment.model for j in study.jobs()[:4]] == ["auto", "auto", "mlp", "mlp"]
     assert len(made(cells=cells, grid={"clients": [3, 4]}).cells) == 4
     typed = Study.of({**BASE, "cells": cells, "grid": {}}, typed={"data": "digits"})
     assert [c.values for c in typed.cells] == [{"partition": "iid"}, {"partition": "dirichlet:0.5"}]

@@ -168,3 +168,4 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
     }
 )
 DATASETS: Mapping[str, str] = MappingProxyType({name: source.about for name, source in SOURCES.items()})
+GROUPED = frozenset(name for name, source in SOURCES.items() if source.group != "group")  # data sets that name clients

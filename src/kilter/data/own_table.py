@@ -8,14 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from kilter.data.columns import Parsed, as_numbers, fit_kinds, infer, parse_column
 from kilter.data.holdout import Index, hold_out, hold_out_share
 from kilter.data.images import ImageFile, from_rows, is_image
 from kilter.data.schema import Column, Schema, class_order, quoted
 from kilter.data.statistics import TOKEN
-from kilter.data.tables import Table, TableOptions, as_text, read_table, table_files
+from kilter.data.tables import Table, TableOptions, read_table, table_files
 from kilter.errors import Mistake, unknown
 
 LABELS, CLIENTS = ("label", "y"), ("client", "group")  # columns that are recognised by name
@@ -194,18 +193,18 @@ def listed_images(table: Table, whole: Table, column: str, options: TableOptions
         )
     labels, paths = words(whole, target, "label"), words(whole, column, "image")
     if client:
-        clients = words(whole, client, "client").tolist()
+        clients = words(whole, client, "client")
     else:
         stems = [file.stem if len(table.files) > 1 else "" for file in whole.files]
         clients = np.repeat(stems, whole.lengths).tolist()
-    files = from_rows(paths.tolist(), labels.tolist(), clients, table.files[0].parent)
+    files = from_rows(paths, labels, clients, table.files[0].parent)
     if len(whole) == len(table):
         return files
     return [replace(file, part="train" if at < len(table) else "test") for at, file in enumerate(files)]
 
 
-def words(table: Table, column: str, what: str) -> NDArray[np.str_]:
-    """A column of names without gaps. Whole numbers are written without a decimal point."""
+def encode(table: Table, column: str, what: str) -> tuple[list[str], Index]:
+    """The different names in a column without gaps, and the place of each row's name among them."""
     cells = table.columns[column]
     numbers = as_numbers(cells, False)
     gaps = np.flatnonzero(cells.is_null().to_numpy() if numbers is None else np.isnan(numbers))
@@ -214,15 +213,24 @@ def words(table: Table, column: str, what: str) -> NDArray[np.str_]:
             f"Column '{column}' has no {what} in {table.places(gaps)}: fill in or remove {len(gaps)} rows like this."
         )
     if numbers is not None and (np.abs(numbers) < 2**53).all() and (numbers == np.floor(numbers)).all():
-        return numbers.astype(np.int64).astype(str)
-    return np.array(as_text(cells).to_pylist(), dtype=str)
+        values, places = np.unique(numbers.astype(np.int64), return_inverse=True)
+        return [str(value) for value in values], places.astype(np.int64)
+    parsed = parse_column(table, column, text=True)
+    order = sorted(range(len(parsed.words)), key=lambda at: parsed.words[at])
+    rank = np.argsort(order)
+    return [parsed.words[at] for at in order], rank[parsed.cells].astype(np.int64)
+
+
+def words(table: Table, column: str, what: str) -> list[str]:
+    """A column of names without gaps. Whole numbers are written without a decimal point."""
+    names, places = encode(table, column, what)
+    return [names[place] for place in places]
 
 
 def _labels(table: Table, target: str, classes: tuple[str, ...] | None, first: int) -> tuple[Index, tuple[str, ...]]:
     """Class numbers and class names: the labels that occur, unless the classes are listed."""
-    labels = words(table, target, "label")
-    distinct, numbers = np.unique(labels, return_inverse=True)
-    occurring = class_order([str(label) for label in distinct])
+    distinct, numbers = encode(table, target, "label")
+    occurring = class_order(distinct)
     names = classes or occurring
     foreign = [label for label in occurring if label not in names]
     if foreign:
@@ -239,21 +247,21 @@ def _labels(table: Table, target: str, classes: tuple[str, ...] | None, first: i
             f"Column '{target}' of '{table.name}' holds labels that are not whole numbers, such as "
             f"'{next(n for n in names if '.' in n)}': a label is the name or number of a class."
         )
-    untrained = sorted(set(labels[first:].tolist()) - set(labels[:first].tolist()))
+    untrained = [distinct[k] for k in np.setdiff1d(numbers[first:], numbers[:first])]
     if untrained:
         raise Mistake(
             f"The test rows of '{table.name}' have the class {quoted(untrained)}, which no training row has: "
             "remove these rows or add training rows."
         )
-    place = np.array([names.index(str(label)) for label in distinct], dtype=np.int64)
+    place = np.array([names.index(label) for label in distinct], dtype=np.int64)
     return place[numbers], names
 
 
 def _clients(table: Table, column: str, files: tuple[Path, ...]) -> tuple[Index | None, tuple[str, ...]]:
     """The client of each row: from a column, or from the file if there are several."""
     if column:
-        names, numbers = np.unique(words(table, column, "client"), return_inverse=True)
-        return numbers.astype(np.int64), tuple(str(name) for name in names)
+        names, numbers = encode(table, column, "client")
+        return numbers, tuple(names)
     if len(files) == 1:
         return None, ()
     if len(table.files) > len(files):

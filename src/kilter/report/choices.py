@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kilter.data import Dataset
-from kilter.experiment import CLIENTS, Experiment
+from kilter.experiment import CLIENTS, DIVIDED, Experiment
 from kilter.methods import find
 from kilter.models import default_model
 
@@ -17,10 +17,10 @@ def choices(experiment: Experiment, dataset: Dataset) -> list[str]:
         lines = [f"Model: {default_model(shape)}, for {what}. Change it with --model."]
     else:
         lines = [f"Model: {experiment.model}."]
-    if experiment.partition == "auto" and rule == "natural":
+    if rule == "natural":
         count = experiment.clients or len(dataset.group_names)
         lines.append(f"Clients: the {count} that the data names. Change them with --partition and --clients.")
-    elif experiment.partition == "auto":
+    elif rule == DIVIDED:
         count = experiment.clients or CLIENTS
         lines.append(f"Clients: {count}, with labels divided by {rule}. Change them with --partition and --clients.")
     plan = experiment.local
