@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
@@ -21,7 +21,7 @@ from kilter.net import LARGEST
 
 if TYPE_CHECKING:
     from kilter.core import Rows
-    from kilter.data import Preparation, Schema
+    from kilter.data import Preparation, Schema, TableOptions
     from kilter.experiment import Experiment
     from kilter.net.policy import SitePolicy
     from kilter.net.tls import Identity
@@ -156,15 +156,8 @@ def join(
     allowed = site_policy(policy, allow_methods, allow_steps, trust, weights)
     me = _site_name(identity, name)
     ask = ask_at_terminal if sys.stdin.isatty() else None
-    table = kdata.TableOptions(
-        label,
-        drop=tuple(tls.words(drop)),
-        test_file=test_file,
-        text=tuple(tls.words(text)),
-        tokenizer=tokenizer,
-        image_size=image_size,
-        image_mode=image_mode,
-    )
+    options = {"label": label, "drop": drop, "test_file": test_file, "text": text, "tokenizer": tokenizer}
+    table = _table_options({**options, "image_size": image_size, "image_mode": image_mode})
     dataset = kdata.load(data, table=table, prepare=False)
     (where, *_) = parse(device)
     site = Site(me, dataset, state_dir, allowed, data, identity, largest, ask, server_name, table, where)
@@ -178,6 +171,25 @@ def join(
         return
     with stoppable(signal.SIGTERM):  # asyncio handles Ctrl-C itself
         asyncio.run(attend(site, server, give_up))
+
+
+def _table_options(options: Mapping[str, str]) -> TableOptions:
+    """How to read this site's data; lists are separated by commas."""
+    from kilter.data import TableOptions
+    from kilter.net import tls
+
+    lists = {name: tuple(tls.words(options[name])) for name in ("drop", "text")}
+    names = ("label", "test_file", "tokenizer", "image_size", "image_mode")
+    label, test_file, tokenizer, image_size, image_mode = (options[name] for name in names)
+    return TableOptions(
+        label,
+        drop=lists["drop"],
+        test_file=test_file,
+        text=lists["text"],
+        tokenizer=tokenizer,
+        image_size=image_size,
+        image_mode=image_mode,
+    )
 
 
 def _site_name(identity: Identity | None, name: str) -> str:
