@@ -15,7 +15,7 @@ def hold_out(y: Index, groups: Index | None = None, every: int = 5) -> tuple[Ind
     """Training and test rows. One row in `every` is a test row, evenly from each group and class, always the same ones."""
     order = _even_order(y, groups)
     test = np.sort(order[min(every // 2, len(y) - 1) :: every])
-    return np.setdiff1d(np.arange(len(y)), test), test
+    return _others(test, len(y)), test
 
 
 def hold_out_share(y: Index, groups: Index | None, share: float) -> tuple[Index, Index]:
@@ -25,7 +25,7 @@ def hold_out_share(y: Index, groups: Index | None, share: float) -> tuple[Index,
     test = np.sort(order[np.diff(steps) > 0])
     if not 0 < len(test) < len(y):
         raise Mistake(f"A test share of {share:g} leaves no training or no test rows of {len(y)}: choose another.")
-    return np.setdiff1d(np.arange(len(y)), test), test
+    return _others(test, len(y)), test
 
 
 def _even_order(y: Index, groups: Index | None) -> Index:
@@ -34,3 +34,10 @@ def _even_order(y: Index, groups: Index | None) -> Index:
         raise Mistake("One row cannot be divided into training and test rows: the data needs at least two.")
     order_within = numpy_generator(0, "hold out").permutation(len(y))
     return np.lexsort((order_within, y) if groups is None else (order_within, y, groups))
+
+
+def _others(chosen: Index, count: int) -> Index:
+    """The row numbers below `count` that were not chosen."""
+    left = np.ones(count, dtype=bool)
+    left[chosen] = False
+    return np.flatnonzero(left)
