@@ -364,10 +364,12 @@ def test_an_installed_study_is_copied_here(tmp_path: Path, monkeypatch: pytest.M
     home = tmp_path / "prefix/share/kilter/experiments/tiny"
     home.mkdir(parents=True)
     (home / "study.toml").write_text('methods = ["fedavg"]')
+    (home / "data.npz").write_bytes(b"rows")
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "prefix"))
     monkeypatch.chdir(tmp_path)
     assert find_experiment("tiny") == Path("experiments/tiny/study.toml")
     assert Path("experiments/tiny/study.toml").read_text() == 'methods = ["fedavg"]'
+    assert Path("experiments/tiny/data.npz").read_bytes() == b"rows"
 
 
 @pytest.mark.slow

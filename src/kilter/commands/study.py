@@ -181,12 +181,13 @@ def find_experiment(name: str) -> Path:
 
 
 def _copied(file: Path) -> Path:
-    """A copy of an installed study in experiments/ here: its results are written next to it."""
+    """A copy of an installed study, with its data, in experiments/ here: its results are written next to it."""
     from kilter.records.run_folder import write
 
     target = Path("experiments") / file.parent.name / "study.toml"
     target.parent.mkdir(parents=True, exist_ok=True)
-    write(target, file.read_bytes())
+    for part in (p for p in file.parent.iterdir() if p.is_file()):
+        write(target.with_name(part.name), part.read_bytes())
     return target
 
 
