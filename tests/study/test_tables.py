@@ -227,7 +227,7 @@ def test_tuning_minimises_a_metric_where_lower_is_better(tmp_path: Path) -> None
     with Folder(tmp_path) as folder:
         jobs = trials(study)
         for job, loss in zip(jobs, (0.9, 0.2, 0.5), strict=True):
-            write_run(folder, job, [0.5], 100, valid={"loss": loss})
+            write_run(folder, job, [0.5], 100, valid={"loss": loss}, summary={"chosen_by": "loss"})
         (choice,) = choose(study, jobs, folder).values()
         text = markdown(gather(study, folder, [], choices={("", ""): choice}))
     assert (choice.settings, choice.score, choice.metric) == ({"mu": 0.1}, 0.2, "loss")
