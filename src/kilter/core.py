@@ -18,6 +18,7 @@ from kilter.options import check, option
 from kilter.seeds import derive, generator
 
 if TYPE_CHECKING:
+    from kilter.blocks.server_optimiser import ServerOptimiser
     from kilter.tasks import Task
     from kilter.train import Plan
 
@@ -325,11 +326,15 @@ class Method(ABC):
     task: Task
     local: Plan  # how a node trains
     cohort: float = option(1.0, "Share of the nodes that take part in a round.", above=0, at_most=1)
+    server: ServerOptimiser | None = None  # moves the averaged model (kilter.blocks.server_optimiser)
 
     needs: ClassVar[frozenset[str]] = frozenset()  # of {"public", "aggregator", "everyone"}, checked before a run
     sends: ClassVar[frozenset[str]] = frozenset(
         {"rows"}
     )  # what leaves a node (DISCLOSURES); undeclared: assume the worst
+
+    tasks: ClassVar[frozenset[str]] = frozenset()  # what it can learn (kilter.tasks.kinds); empty: everything
+    tasks_reason: ClassVar[str] = ""  # why not the others
 
     def __post_init__(self) -> None:
         check(self, type(self).__name__)
@@ -354,7 +359,7 @@ class Method(ABC):
     def predict(self, state: Tree, x: Tensor) -> Tensor | None:
         """Outputs of the global model, row by row; None if the method has none."""
         model = self.model(state)
-        return None if model is None else self.task.predict(model, x)
+        return None if model is None or self.task.personal else self.task.predict(model, x)
 
     def variants(self, state: Tree) -> dict[str, Callable[[Tensor], Tensor]]:
         """Other models to report besides the global one: name -> function from x to outputs."""
@@ -364,9 +369,14 @@ class Method(ABC):
         """The part of the state that nodes need to evaluate `predict` and `personal` (default: all of it)."""
         return state
 
+    def personal_model(self, node: Node, state: Tree) -> Params | None:
+        """This node's own model; None if it uses the global one, or if its model is more than one network."""
+        return None
+
     def personal(self, node: Node, state: Tree, x: Tensor) -> Tensor | None:
         """Outputs of this node's own model; None if it uses the global one."""
-        return None
+        own = self.personal_model(node, state)
+        return None if own is None else self.task.predict(own, x)
 
     def never_happened(self, state: Tree) -> list[str]:
         """What the method intends and, judging by its final state, never did: notices for the whole run."""

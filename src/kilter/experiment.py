@@ -2,70 +2,50 @@
 
 from __future__ import annotations
 
-import platform
-import subprocess
 import tomllib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import numpy as np
 import tomli_w
 import torch
 
-import kilter
-from kilter.core import SERVER, Data, Method, Rows
+from kilter.blocks.server_optimiser import parse as parse_server
+from kilter.core import SERVER, Data, Method
 from kilter.data import DATASETS, Dataset, Split, TableOptions, load, split
 from kilter.data.catalog import GROUPED
 from kilter.data.partition_rules import parse as parse_partition
 from kilter.data.preparation import read_schema
+from kilter.data.row_facts import RowFacts, row_facts
 from kilter.data.split import public_file
+from kilter.data.targets import TASKS
 from kilter.errors import Mistake, unknown
 from kilter.federate import CHECKPOINT_SECONDS, NothingTrained, Result, Watch, federate
 from kilter.methods import find
 from kilter.models import build as build_model
 from kilter.models import load_weights
+from kilter.models.lora import add_adapters, parse_lora
 from kilter.options import check, check_values, fill, option, own_fields
 from kilter.plugins import is_file_spec
 from kilter.records import wire
+from kilter.records.model_info import EXPERIMENT, ModelInfo
 from kilter.records.notices import nothing_trained
 from kilter.records.run_folder import Store, write
+from kilter.records.versions import versions
 from kilter.runtimes.base import Runtime
 from kilter.runtimes.robust import parse as parse_robust
-from kilter.runtimes.simulation import Fault, Missing, Simulation
+from kilter.runtimes.simulation import Missing, Simulation, SimulationOptions
 from kilter.runtimes.trial import smallest_batch, try_method, try_model
 from kilter.seeds import numpy_generator
 from kilter.tasks import Task
+from kilter.tasks.augment import check_augmentation
+from kilter.tasks.kinds import CLASSIFICATION, choose_kind, kind_of
+from kilter.tasks.losses import TargetFacts, class_weights
 from kilter.topology import topology
-from kilter.train import PLANS, Plan
-
-
-class RowFacts(TypedDict):
-    """What a method needs to know about the rows."""
-
-    shape: tuple[int, ...]  # of one sample
-    classes: int
-    mean: tuple[float, ...] | None  # by channel
-    std: tuple[float, ...] | None
-
-
-class SimulationOptions(TypedDict):
-    """The keyword arguments of Simulation that an experiment sets."""
-
-    bench: Rows | None
-    public: Rows | None
-    topology: str
-    seed: int
-    workers: int | Literal["auto"]
-    plain: bool
-    device: str
-    precision: str
-    faults: Fault | None
-
+from kilter.train import Plan, TorchOptimiser, plan_class, torch_class
 
 CLIENTS, PUBLIC, DIVIDED = 10, 5, "dirichlet:0.5"  # where neither the data nor the user says
 FILES = ("data", "weights", "public_file", "test_file", "schema", "tokenizer")  # fields that name a file
@@ -80,7 +60,13 @@ class Experiment:
     method: str = option("fedavg", "A method listed by `kilter methods`, or my_method.py:MyMethod.")
     settings: dict[str, Any] = option({}, "The method's own settings (on the command line: --set mu=0.1).")
     data: str = option("digits", "A data set listed by `kilter datasets`, or your own file or folder.")
+    task: Literal[
+        "auto", "binary", "multi-class", "multi-label", "regression", "survival", "segmentation", "text", "next-token"
+    ] = option("auto", "What to learn; auto: as the data says.")
+    loss: str = option("", "Loss, such as focal:2, label-smoothing:0.1, class-weights, huber:1 or discrete-time:10.")
+    metrics: str = option("", "More metrics than the task's own, separated by commas, such as auroc,brier.")
     label: str = option("", "Column of the labels in your table; default: label or y.")
+    event: str = option("", "Column of the event (1) or censoring (0), for the task survival.")
     client: str = option("", "Column of the clients in your table; default: client or group, if there is one.")
     drop: str = option("", "Columns of your table to leave out, separated by commas.")
     test_file: str = option("", "A table with the test rows of your table.")
@@ -107,7 +93,10 @@ class Experiment:
         "A model listed by `kilter models`, or my_model.py:Net; auto: mlp for tables, cnn or resnet18 for images.",
     )
     weights: str = option("", "Pre-trained weights: a .safetensors or .pt file.")
-    optimiser: Literal["sgd", "adam"] = option("sgd", "Optimiser of the clients.")
+    lora: str = option("", "Train low-rank adapters and the head only, such as r=8,targets=query+value (needs peft).")
+    personal: str = option("", "Layers that stay at each client, as patterns separated by commas, such as head.*.")
+    augment: str = option("", "Augmentation of training batches: flip, crop, colour, mixup, separated by commas.")
+    optimiser: str = option("sgd", "Optimiser of the clients: sgd, adam, adamw or a class of torch.optim.")
     local: dict[str, Any] = option({}, "The optimiser's settings (on the command line: --lr 0.01 ...).")
     rounds: int = option(20, "Number of rounds.", at_least=1)
     cohort: float = option(1.0, "Share of the clients that take part in a round.", above=0, at_most=1)
@@ -116,6 +105,7 @@ class Experiment:
         "A topology listed by `kilter topologies`, such as ring or regular:4; default: star, or full if the method needs it.",
     )
     robust: str = option("", "Defence against malicious clients: clip:1, median, trimmed:0.2 or krum:0.2.")
+    server: str = option("", "Server optimiser: momentum, adam, yogi or adagrad, such as adam:lr=0.03,tau=0.001.")
     missing: float = option(0.0, "Probability that a client does not answer a call (simulated).", at_least=0, below=1)
     seed: int = option(0, "Seed of every random choice.", at_least=0)
     evaluate_every: int = option(1, "Rounds between evaluations; the last round is always evaluated.", at_least=1)
@@ -155,6 +145,10 @@ class Experiment:
         """Refuse names and values that cannot work, before anything is loaded. Paths become absolute."""
         if self.robust:
             parse_robust(self.robust)
+        parse_server(self.server)
+        parse_lora(self.lora)
+        if self.task != "auto":
+            kind_of(self.task).check(self.loss, self.metrics)
         settings, plan = self._settings()
         chosen = self.topology or ("full" if "everyone" in find(self.method).needs else "star")
         if not chosen.startswith("edges:"):  # with as many clients as the data names, only the name can be checked
@@ -179,7 +173,7 @@ class Experiment:
 
     def _settings(self) -> tuple[dict[str, Any], Plan]:
         """The settings of the method, and the plan. A setting with the name of a field of the plan changes the plan."""
-        kind, planned = find(self.method), PLANS[self.optimiser]
+        kind, planned = find(self.method), plan_class(self.optimiser)
         own, plan_names = own_fields(kind, Method), {f.name for f in fields(planned)}
         for name in self.settings:
             if name not in own and name not in plan_names:
@@ -188,7 +182,18 @@ class Experiment:
                 raise unknown(f"setting of {self.method}", name, own)
         of_method = {k: v for k, v in self.settings.items() if k in own}
         of_plan = {k: v for k, v in self.settings.items() if k not in own}
-        plan = planned(**fill(planned, {**self.local, **of_plan}, f"{self.optimiser} optimiser"))
+        fields_of_plan = fill(planned, {**self.local, **of_plan}, f"{self.optimiser} optimiser")
+        if planned is TorchOptimiser:
+            torch_class(self.optimiser)
+            fields_of_plan["name"] = self.optimiser
+        falls = fields_of_plan.get("schedule", "constant") != "constant"
+        if (
+            falls
+            and fields_of_plan.get("schedule_by", "round") == "round"
+            and not fields_of_plan.get("schedule_length")
+        ):
+            fields_of_plan["schedule_length"] = self.rounds
+        plan = planned(**fields_of_plan)
         settings = fill(kind, of_method, f"method {self.method}", own)
         check_values(own.values(), settings, kind.__name__)
         return settings, plan
@@ -211,6 +216,8 @@ class Experiment:
             text,
             self.tokenizer,
             self.prepare,
+            self.task if self.task in (*TASKS, "text", "segmentation") else "",
+            self.event,
             self.image_size,
             self.image_mode,
         )
@@ -220,7 +227,7 @@ class Experiment:
         options = self.table_options()
         schema = read_schema(self.schema) if self.schema else None
         whole = load(self.data, schema=schema, table=options, prepare=False)
-        if self.data in DATASETS and (self.schema or options != TableOptions()):
+        if self.data in DATASETS and (self.schema or replace(options, task="") != TableOptions()):
             raise Mistake(f"'{self.data}' is not data of yours: leave out label, client, schema and the like.")
         if not self.rows:
             return whole
@@ -266,12 +273,7 @@ class Experiment:
         """
         split = self.split()
         dataset = split.dataset
-        facts: RowFacts = {
-            "shape": tuple(dataset.x.shape[1:]),
-            "classes": len(dataset.classes),
-            "mean": dataset.mean,
-            "std": dataset.std,
-        }
+        facts = row_facts(split, count=self.loss.startswith("class-weights"))
         method = self.make(**facts)
         self._try(method, split)
         if inspect is not None:
@@ -296,7 +298,9 @@ class Experiment:
 
     def _try(self, method: Method, split: Split) -> None:
         """Try a user's model and method, and batches of one row, before a run starts."""
-        if is_file_spec(self.model) or smallest_batch(split.clients, method.local)[1] == 1:
+        by_place = self.model.split(":")[0] in ("unet", "causal-transformer")  # outputs for every pixel or token
+        unusual = by_place or method.task.kind not in CLASSIFICATION
+        if is_file_spec(self.model) or unusual or smallest_batch(split.clients, method.local)[1] == 1:
             try_model(method.task, self.model, split.clients, method.local, len(split.dataset.classes))
         if is_file_spec(self.method):
             try_method(method, self.method, split.clients, split.public)
@@ -311,6 +315,7 @@ class Experiment:
         extend: bool = False,
     ) -> Result:
         """Run all rounds, from the store's checkpoint if it has one. `extend`: the run may have fewer rounds so far."""
+        info = self.model_info(method)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NothingTrained)  # it is raised below
             result = federate(
@@ -325,6 +330,7 @@ class Experiment:
                 name=self.method,
                 experiment=asdict(self),
                 extend=(lambda: write(store.path("experiment.toml"), self.write())) if extend else None,
+                info=info,
             )
         if result.summary.outcome != "trained":
             raise NothingTrained(nothing_trained(result.rounds))
@@ -336,15 +342,47 @@ class Experiment:
         classes: int,
         mean: tuple[float, ...] | None = None,
         std: tuple[float, ...] | None = None,
+        task: str = "",
+        target: tuple[float, float] = (0.0, 1.0),
+        class_counts: tuple[int, ...] = (),
+        names: tuple[str, ...] = (),
     ) -> Method:
         """The method for rows of this shape."""
+        facts = {"shape": shape, "classes": classes, "mean": mean, "std": std, "task": task, "target": target}
+        kind = choose_kind(self.task, task)
+        kind.check(self.loss, self.metrics)
+        known = TargetFacts(classes, *target, class_weights(class_counts))
+        outputs = kind.outputs(known, self.loss)
 
         def net() -> torch.nn.Module:
-            fresh = build_model(self.model, shape, classes)
-            return load_weights(fresh, self.weights) if self.weights else fresh
+            fresh = build_model(self.model, shape, outputs)
+            loaded = load_weights(fresh, self.weights) if self.weights else fresh
+            return add_adapters(loaded, self.lora) if self.lora else loaded
 
         settings, plan = self._settings()
-        return find(self.method)(task=Task(net, mean=mean, std=std), local=plan, cohort=self.cohort, **settings)
+        method = find(self.method)
+        if method.tasks and kind.name not in method.tasks:
+            raise Mistake(
+                f"{self.method} cannot learn the task {kind.name}, because {method.tasks_reason}: choose another method."
+            )
+        personal = [pattern.strip() for pattern in self.personal.split(",") if pattern.strip()]
+        if personal and method.needs:
+            raise Mistake(
+                f"{self.method} does more than pool models, so its layers cannot stay at clients: see --personal."
+            )
+        check_augmentation(self.augment, shape, kind.name, CLASSIFICATION)
+        of_kind = kind.arguments(self.loss, self.metrics, known)
+        learned = Task(net, mean=mean, std=std, personal=personal, augment=self.augment, **of_kind)
+        learned.facts = {**facts, "class_counts": class_counts, "names": names}
+        server = parse_server(self.server)
+        return method(task=learned, local=plan, cohort=self.cohort, server=server, **settings)
+
+    def model_info(self, method: Method) -> ModelInfo:
+        """How to build the network of this run's models."""
+        plain = {name: value for name, value in asdict(self).items() if name in EXPERIMENT}
+        facts = dict(method.task.facts)
+        names = facts.pop("names", ())
+        return ModelInfo(plain | {"task": method.task.kind}, facts, [str(n) for n in names])  # type: ignore[attr-defined]
 
 
 _names = [f.name for f in fields(Experiment)]
@@ -359,36 +397,3 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise Mistake(f"'{path}' cannot be read: {e.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise Mistake(f"'{path}' is not a TOML file: {e}.") from None
-
-
-def versions() -> dict[str, str]:
-    """The versions of the software, for the record of a run."""
-    packages = {name: version(name) for name in ("kilter", "torch", "numpy", "scikit-learn")}
-    return {"python": platform.python_version(), **packages, "commit": commit(), "cpu": cpu()}
-
-
-@cache
-def cpu() -> str:
-    """The processor and the instruction set that torch uses on it: float results depend on it."""
-    model = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-        model = names[0].partition(":")[2].strip() if names else model
-    return f"{model}, {torch.backends.cpu.get_cpu_capability()}"
-
-
-@cache
-def commit() -> str:
-    """The commit of the code when this process started, and whether there were uncommitted changes."""
-    home = Path(kilter.__file__).parent
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(home), *words], capture_output=True, text=True, timeout=10, check=False)
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    try:
-        head = git("rev-parse", "HEAD")
-        changed = git("status", "--porcelain", "--", str(home))
-    except (OSError, subprocess.SubprocessError):
-        head = changed = ""
-    return (head + (" with changes not committed" if changed else "")) if head else "unknown (not a git checkout)"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from kilter.core import SERVER, AtNodes, Method, Params, Tree
 from kilter.errors import Mistake
+from kilter.records.model_info import ModelInfo
 from kilter.records.notices import count_notices, no_valid_replies, nothing_trained
 from kilter.records.run_folder import Saved, Store
 from kilter.records.settings import Settings, changed_settings
@@ -20,7 +21,6 @@ from kilter.records.types import (
     ClientsAt,
     Evaluated,
     Evaluation,
-    Metrics,
     ModelScores,
     Partition,
     Round,
@@ -32,11 +32,13 @@ from kilter.runtimes.evaluation import (
     NOT_FINITE,
     EvaluationOrder,
     by_class,
+    chosen_by,
     clear_non_finite,
     evaluate_clients,
     is_personal,
     mean_of,
     read_reports,
+    save_final_models,
     score,
     score_variants,
 )
@@ -61,6 +63,7 @@ class Result:
     clients: dict[str, ClientReport]  # at the last evaluation
     best_clients: dict[str, ClientReport] | None = None  # at the best round on validation rows
     model: Params | None = field(repr=False, default=None)
+    best_model: Params | None = field(repr=False, default=None)  # at the best round, if this process ran it
 
     def _repr_html_(self) -> str:
         """How a notebook shows the result."""
@@ -82,9 +85,23 @@ class Loop:
     records: list[Round] = field(default_factory=list)
     at: Checkpoint = field(default_factory=Checkpoint)
     state: Tree = None
+    best_model: Params | None = None
+    best_is_new: bool = False  # not yet on disk
+
+    @property
+    def model(self) -> Params | None:
+        return None if isinstance(self.state, AtNodes) or self.method.task.personal else self.method.model(self.state)
+
+    def save_best(self) -> None:
+        if self.store and self.best_is_new and self.best_model is not None:
+            best, before = self.at.best, self.at.before and self.at.before.best
+            rounds = best.evaluation.round if best else 0, before.evaluation.round if before else None
+            self.store.save_best(self.best_model, self.method.task.names, *rounds)
+        self.best_is_new = False
 
     def save(self) -> None:
         if self.store:
+            self.save_best()
             settings = None if self.experiment is None else dict(self.experiment)
             saved = Saved(self.at, self.state, self.fed.role, settings, self.fed.states)
             self.store.save(saved, self.fed.changed)
@@ -104,13 +121,14 @@ def federate(
     name: str | None = None,
     experiment: Settings | None = None,
     extend: Callable[[], None] | None = None,
+    info: ModelInfo | None = None,
 ) -> Result:
     """Run a method for this many rounds, from the store's checkpoint if it has one.
 
     Evaluates every `evaluate_every` rounds and at the end. With `patience`, stops when the validation score has not improved
     for that many evaluations. `watch` receives every round's record. `experiment` (plain values) is kept with the checkpoint:
     a run does not resume under other settings. With `extend` it may have more rounds than before; `extend` is called when the
-    checkpoint says so.
+    checkpoint says so. `info` says how to build the network; with it, the folder has a model card.
     """
     if rounds < 1 or evaluate_every < 1:
         raise Mistake("A run needs at least one round, and evaluations at least one round apart.")
@@ -129,7 +147,7 @@ def federate(
                 saved_at = time.monotonic()
         if watch:
             watch(record)
-    return _finish(loop, name or type(method).__name__.lower())
+    return _finish(loop, name or type(method).__name__.lower(), info)
 
 
 def _set_up(loop: Loop, watch: Watch | None) -> None:
@@ -171,9 +189,12 @@ def _round(loop: Loop) -> Round:
 def _evaluate(loop: Loop, last: bool) -> Evaluated:
     """Evaluate after a round, update the best round, and decide whether to stop."""
     at = loop.at
+    if last:
+        loop.save_best()
     at.before = Standing(at.last, at.best, at.score, at.stale) if last else None
     evaluated = evaluate(loop.method, loop.fed, loop.state, full=last)
-    _choose_best(loop.method, at, evaluated)
+    if _choose_best(loop.method, at, evaluated):
+        loop.best_model, loop.best_is_new = loop.model, True
     if loop.patience and at.stale >= loop.patience and not last:
         at.stopped = True
         evaluated = evaluate(loop.method, loop.fed, loop.state, full=True)
@@ -230,6 +251,8 @@ def _reopen(loop: Loop, store: Store, saved: Saved) -> None:
     at, before = loop.at, loop.at.before
     if before is not None:
         store.save(saved, (), rounds_follow=True)
+        if at.best and at.best.evaluation.round == at.round:
+            store.restore_best()
         at.last, at.best, at.score, at.stale, at.before = before.last, before.best, before.score, before.stale, None
         evaluated = _evaluate(loop, last=False) if at.round % loop.evaluate_every == 0 else None
         again, old = _record(loop.fed, evaluated, 0.0), loop.records[-1]
@@ -286,24 +309,19 @@ def evaluate(method: Method, fed: Runtime, state: Tree, full: bool) -> Evaluated
     return Evaluated(evaluation, reports)
 
 
-def chosen_by(method: Method, valid: Metrics | None) -> str:
-    """The metric that chooses the best round: the task's main metric, or the loss where that is not measured."""
-    main = method.task.main
-    return main if valid is None or main in valid else "loss"
-
-
-def _choose_best(method: Method, at: Checkpoint, evaluated: Evaluated) -> None:
-    """Compare this evaluation with the best so far, on validation rows."""
+def _choose_best(method: Method, at: Checkpoint, evaluated: Evaluated) -> bool:
+    """Compare this evaluation with the best so far, on validation rows; whether it is better."""
     valid = evaluated.evaluation.valid
     if not valid:
-        return
+        return False
     metric = chosen_by(method, valid)
     value = valid[metric]
     value = -value if value is not None and method.task.direction(metric) == "lower" else value
     if value is not None and (at.score is None or value > at.score):
         at.best, at.score, at.stale = evaluated, value, 0
-    else:
-        at.stale += 1
+        return True
+    at.stale += 1
+    return False
 
 
 def _record(fed: Runtime, evaluated: Evaluated | None, seconds: float) -> Round:
@@ -326,20 +344,22 @@ def _record(fed: Runtime, evaluated: Evaluated | None, seconds: float) -> Round:
 # The result ---------------------------------------------------------------------------------------------------------
 
 
-def _finish(loop: Loop, name: str) -> Result:
+def _finish(loop: Loop, name: str, info: ModelInfo | None) -> Result:
     """Write and return the result."""
     method, store, at = loop.method, loop.store, loop.at
     assert at.last is not None
     summary = _summary(loop, name, at.last.evaluation)
     if summary.outcome != "trained":
         warnings.warn(nothing_trained(loop.records), NothingTrained, stacklevel=3)
-    model = None if isinstance(loop.state, AtNodes) else method.model(loop.state)
     best = ClientsAt(at.best.evaluation.round, at.best.reports) if at.best else None
     if store:
-        if model is not None:
-            store.save_model(model, method.task.names)
-        store.finish(summary, Clients(ClientsAt(at.last.evaluation.round, at.last.reports), best))
-    return Result(loop.state, summary, loop.records, at.last.reports, best.clients if best else None, model)
+        card = save_final_models(method, loop.fed, loop.state, store, summary, at.last.reports, info)
+        clients = Clients(ClientsAt(at.last.evaluation.round, at.last.reports), best)
+        store.finish(summary, clients)
+        if received := loop.fed.distribute(method, loop.state, store.read_best(method.task.names), card):
+            store.finish(summary := replace(summary, received=received), clients)
+    of_best = best.clients if best else None
+    return Result(loop.state, summary, loop.records, at.last.reports, of_best, loop.model, loop.best_model)
 
 
 def _summary(loop: Loop, name: str, last: Evaluation) -> Summary:

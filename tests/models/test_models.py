@@ -172,7 +172,8 @@ def test_batchnorm_nets_vmap_in_train_mode(name: str) -> None:
 
 
 def test_descriptions_are_one_line_with_options() -> None:
-    assert set(MODELS) == {*SMALL, "resnet18", "resnet50"}
+    sequences = {"unet", "lstm", "transformer", "causal-transformer"}
+    assert set(MODELS) == {*SMALL, "resnet18", "resnet50", *sequences}
     assert all(text and "\n" not in text for text in MODELS.values())
     assert "cnn:channels (channels 16)" in MODELS["cnn"]
     assert "resnet18:norm:project (norm bn|gn, project none)" in MODELS["resnet18"]
@@ -272,3 +273,29 @@ def test_bad_users_files(own: str, tmp_path: Path) -> None:
         with pytest.raises(Mistake) as mistake:
             load_object(f"{tmp_path}/bad.py:Net")
         assert says in str(mistake.value)
+
+
+def test_sequences_and_masks_have_the_right_shapes() -> None:
+    tokens = torch.tensor([[3.0, 5.0, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0]])
+    for name in ("lstm:8", "transformer:8:1:2"):
+        net = build(name, (4,), 3).eval()
+        longer = torch.cat([tokens, torch.zeros(2, 0)], 1)
+        assert net(longer).shape == (2, 3)
+    causal = build("causal-transformer:8:1:2", (4,), 10).eval()
+    first, changed = causal(tokens), tokens.clone()
+    changed[:, 3] = 7
+    assert first.shape == (2, 4, 10)
+    assert torch.allclose(first[1, :3], causal(changed)[1, :3], atol=1e-6)  # the future is not seen
+    assert build("unet:4:1", (1, 8, 8), 3)(torch.zeros(2, 1, 8, 8)).shape == (2, 3, 8, 8)
+    with pytest.raises(Mistake, match="multiples of 4"):
+        build("unet", (1, 10, 10), 3)
+    with pytest.raises(Mistake, match="rows of tokens"):
+        build("lstm", (1, 8, 8), 3)
+    with pytest.raises(Mistake, match="heads"):
+        build("transformer:10:1:4", (8,), 2)
+
+
+def test_padding_does_not_change_what_a_text_network_says() -> None:
+    padded = torch.tensor([[3.0, 5.0, 0.0, 0.0]])
+    net = build("lstm:8", (4,), 3).eval()
+    assert torch.allclose(net(padded), net(padded[:, :2]), atol=1e-6)

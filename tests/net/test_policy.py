@@ -183,7 +183,7 @@ def test_a_policy_file_states_what_is_allowed(tmp_path: Path) -> None:
         ("rows = -1", "number"),
         ('rows = "all"', "number"),
         ("methods = 3", "list of names"),
-        ('models = ["transformer"]', "Unknown"),
+        ('models = ["gpt17"]', "Unknown"),
     ],
 )
 def test_a_policy_file_with_a_mistake_is_refused_in_one_sentence(text: str, says: str, tmp_path: Path) -> None:

@@ -23,12 +23,25 @@ ALLOWED = {
     "runtimes": {"fast", "records", "blocks", "tasks"},
     "study": {"records", "data", "methods", "models", "runtimes"},
     "report": {"study", "records", "data", "runtimes", "methods", "models", "blocks", "tasks"},
+    "inference": {"data", "models", "records", "tasks"},
     "net": {"records", "runtimes", "data", "fast", "report", "methods", "models", "tasks"},
     "engines": {"net", "data", "records", "runtimes"},
-    "commands": {"net", "study", "report", "records", "runtimes", "data", "methods", "models", "engines", "tasks"},
+    "commands": {
+        "net",
+        "study",
+        "report",
+        "records",
+        "runtimes",
+        "data",
+        "methods",
+        "models",
+        "engines",
+        "tasks",
+        "inference",
+    },
 }
 ABOVE = {"federate", "experiment", "cli"}  # top-level modules that use the packages, not the other way round
-MAY_USE_ABOVE = {"study", "report", "net", "engines", "commands"}
+MAY_USE_ABOVE = {"study", "report", "net", "engines", "commands", "inference"}
 
 
 def sources() -> dict[str, Path]:

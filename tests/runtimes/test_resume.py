@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from kilter.core import AtNodes
+from kilter.fast import switch
 from kilter.federate import federate
 from kilter.methods import methods
 from kilter.records import run_folder as module
@@ -34,6 +35,7 @@ Patch = Callable[[], None]
 
 def go(folder: Path, name: str, topology: str, workers: int, rounds: int) -> None:
     """A run, or the rest of one."""
+    switch.forget_reports()  # what earlier tests of this process left would become a notice of the first round
     run = method(name, normed_task(), cohort=0.5, local=SGD(lr=0.1, batch=16, momentum=0.5, decay=0.9))
     with federation(topology=topology, workers=workers) as fed:
         federate(run, fed, rounds, store=Store(folder), checkpoint_seconds=0, evaluate_every=2)

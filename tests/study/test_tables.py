@@ -319,3 +319,29 @@ def test_a_letter_between_peers_is_counted_once(tmp_path: Path) -> None:
         star, peers = gather(study, folder, study.jobs()).cells[0].lines
     assert star.runs[0].spent[1] == 200
     assert peers.runs[0].spent[1] == 100
+
+
+def test_a_study_of_another_metric_is_shown_in_its_units_and_direction(tmp_path: Path) -> None:
+    study = Study.of({"methods": ["fedavg", "fedprox"], "seeds": 1, "target": "reference", "experiment": {"rounds": 2}})
+    errors = {"fedavg": [40.0, 20.0], "fedprox": [30.0, 15.0]}
+    with Folder(tmp_path) as folder:
+        for job in study.jobs():
+            curve = errors[job.label]
+            write_run(
+                folder,
+                job,
+                curve,
+                100,
+                summary={"chosen_by": "mae", "directions": {"mae": "lower"}, "global_accuracy": None},
+                last={"scores": ModelScores({"mae": curve[-1]}), "client": {"mae": spread(curve[-1])}},
+                end={"global_metrics": {"mae": curve[-1]}, "client": {"mae": spread(curve[-1])}},
+            )
+        found = gather(study, folder, study.jobs())
+    text = markdown(found)
+    assert "global mae" in text
+    assert "in %" not in text.split("cost")[0].split("Global")[0]
+    assert "fedprox" in text
+    lines = {line.label: line for line in found.cells[0].lines}
+    assert lines["fedprox"].over_seeds("global") == (15.0, None)
+    assert lines["fedprox"].rounds_to == [2]  # 15 is below the reference's 20
+    assert lines["fedavg"].rounds_to == [2]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
 
-OPTIMISERS = ("SGD", "Adam")
+OPTIMISERS = ("SGD", "Adam", "TorchOptimiser")
 Command = Callable[..., None]
 Set = Annotated[list[str] | None, typer.Option("--set", help="A setting of the method, NAME=VALUE; may be repeated.")]
 Out = Annotated[str, typer.Option(help="The run folder; default runs/METHOD-DATA-SEED.", show_default=False)]
@@ -45,7 +45,7 @@ def run_settings() -> dict[str, Setting]:
     settings: dict[str, Setting] = {}
     for source in classes:
         settings |= {name: setting for name, setting in source.settings.items() if name not in settings}
-    return {name: setting for name, setting in settings.items() if name not in ("settings", "local")}
+    return {name: setting for name, setting in settings.items() if name not in ("settings", "local", "name")}
 
 
 def experiment_options(command: Command, leave_out: tuple[str, ...] = ()) -> Command:
@@ -78,11 +78,11 @@ def assemble(file: Path | None, pairs: list[str] | None, options: Mapping[str, A
     from dataclasses import fields
 
     from kilter.experiment import Experiment, read_toml
-    from kilter.train import PLANS
+    from kilter.train import plan_class
 
     values: dict[str, Any] = dict(read_toml(file)) if file else {}
     typed = {name: value for name, value in options.items() if value is not None}
-    plan = PLANS.get(typed.get("optimiser", values.get("optimiser", "sgd")), PLANS["sgd"])
+    plan = plan_class(typed.get("optimiser", values.get("optimiser", "sgd")))
     planned = {f.name for f in fields(plan)}
     names = {f.name for f in fields(Experiment)}
     for name in typed:

@@ -123,6 +123,8 @@ def join(
     allow_methods: Annotated[str, typer.Option(help="Only these methods of the policy.")] = "",
     allow_steps: Annotated[str, typer.Option(help="Only these steps.")] = "",
     label: Annotated[str, typer.Option(help="Column of the labels in my table; default: label or y.")] = "",
+    task: Annotated[str, typer.Option(help="What my label is, if it is not a class: regression, survival, ...")] = "",
+    event: Annotated[str, typer.Option(help="Column of the event in my table, for the task survival.")] = "",
     drop: Annotated[str, typer.Option(help="Columns of my table to leave out, separated by commas.")] = "",
     test_file: Annotated[str, typer.Option(help="A table with my test rows.", show_default=False)] = "",
     text: Annotated[str, typer.Option(help="Columns of free text in my table, separated by commas.")] = "",
@@ -157,7 +159,8 @@ def join(
     me = _site_name(identity, name)
     ask = ask_at_terminal if sys.stdin.isatty() else None
     options = {"label": label, "drop": drop, "test_file": test_file, "text": text, "tokenizer": tokenizer}
-    table = _table_options({**options, "image_size": image_size, "image_mode": image_mode})
+    options |= {"image_size": image_size, "image_mode": image_mode, "task": task, "event": event}
+    table = _table_options(options)
     dataset = kdata.load(data, table=table, prepare=False)
     (where, *_) = parse(device)
     site = Site(me, dataset, state_dir, allowed, data, identity, largest, ask, server_name, table, where)
@@ -189,7 +192,16 @@ def _table_options(options: Mapping[str, str]) -> TableOptions:
         tokenizer=tokenizer,
         image_size=image_size,
         image_mode=image_mode,
+        task=_known_task(options["task"]),
+        event=options["event"],
     )
+
+
+def _known_task(task: str) -> str:
+    """What a table's label is, as the data layer names it."""
+    from kilter.tasks.kinds import CLASSIFICATION, kind_of
+
+    return "" if not task or (kind_of(task).name in CLASSIFICATION and task != "text") else task
 
 
 def _site_name(identity: Identity | None, name: str) -> str:

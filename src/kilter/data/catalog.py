@@ -13,6 +13,8 @@ import numpy as np
 from kilter.data import hub
 from kilter.data.files import Arrays, read_npz, write_npz
 from kilter.data.holdout import hold_out
+from kilter.data.shapes import shapes
+from kilter.data.targets import BINS, bins
 from kilter.errors import Mistake
 
 
@@ -27,6 +29,7 @@ class Source:
     prepare: Callable[[Arrays], Arrays] = lambda arrays: arrays
     group: str = "group"  # arrays {group}_train, {group}_test
     group_names: str = "group_names"
+    task: str = ""  # what the label is, where it is not a class
 
 
 def find(name: str, source: Source, cache: Path | None) -> Arrays:
@@ -81,10 +84,12 @@ def bundled(which: str) -> Callable[[], Arrays]:
         from sklearn import datasets
 
         raw = getattr(datasets, f"load_{which}")()
-        train, test = hold_out(raw.target.astype(np.int64))
+        numbers = which == "diabetes"
+        train, test = hold_out(bins(raw.target, BINS) if numbers else raw.target.astype(np.int64))
         x = (raw.images / 16 if which == "digits" else raw.data).astype(np.float32)
         parts = {"x_train": x[train], "y_train": raw.target[train], "x_test": x[test], "y_test": raw.target[test]}
-        parts["classes"] = np.array([str(c) for c in raw.target_names])
+        if not numbers:
+            parts["classes"] = np.array([str(c) for c in raw.target_names])
         return parts if which == "digits" else standardise(parts)
 
     return make
@@ -123,6 +128,16 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
         "digits": Source("8x8 digits from scikit-learn, 1,797 images, 10 classes; no download", make=bundled("digits")),
         "breast-cancer": Source("30 features, 569 rows, 2 classes, from scikit-learn", make=bundled("breast_cancer")),
         "wine": Source("13 features, 178 rows, 3 classes, from scikit-learn", make=bundled("wine")),
+        "diabetes": Source(
+            "10 features, 442 rows, a number (regression), from scikit-learn",
+            make=bundled("diabetes"),
+            task="regression",
+        ),
+        "shapes": Source(
+            "32x32 generated circles and squares, 240 images with masks (segmentation), by scanner (4)",
+            make=shapes,
+            task="segmentation",
+        ),
         "mnist": Source("28x28 digits, 70,000 images, 10 classes", ("mnist.npz",), hub.Page("ylecun/mnist")),
         "fashion-mnist": Source(
             "28x28 clothes, 70,000 images, 10 classes",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kilter.core import as_float
+from kilter.data.array_targets import array_targets
 from kilter.data.catalog import SOURCES, find
 from kilter.data.columns import Columns
 from kilter.data.files import AnyArray, Arrays, is_table, read
@@ -25,6 +26,7 @@ from kilter.data.saved import PREFIX, fetch_rows, is_saved, read_saved
 from kilter.data.schema import Schema
 from kilter.data.statistics import summarise
 from kilter.data.tables import SUFFIXES, Table, TableOptions
+from kilter.data.targets import TASKS, next_tokens
 from kilter.errors import Mistake, unknown
 
 FLOATS = 2**30  # arrays of images of at most this many bytes are stored as float32 instead of uint8
@@ -50,12 +52,46 @@ class Dataset:
     raw: Columns | None = None  # of a user's table: its columns before preparation
     preparation: Preparation | None = None  # of a user's table: what `x` was made with; None: `x` is only a placeholder
     notes: tuple[str, ...] = ()  # what was decided or skipped while reading, for the first lines of a run
+    task: str = ""  # what `y` is, where it is not a class: see kilter.data.targets
+    strata: Tensor | None = None  # int64 (N,): a small class of each row, for partition rules, where `y` is none
     client_source: str = ""  # where the clients come from: a column, files or folders; empty: the data name none
 
     def prepared(self, preparation: Preparation) -> Dataset:
         """The same rows of a table, prepared like this."""
         assert self.raw is not None
-        return replace(self, x=torch.from_numpy(preparation.apply(self.raw)), preparation=preparation)
+        x = preparation.apply(self.raw)
+        y = torch.from_numpy(next_tokens(x)) if self.task == "next-token" else self.y
+        return replace(self, x=torch.from_numpy(x), y=y, preparation=preparation)
+
+    @property
+    def labels(self) -> Tensor:
+        """A class for each row, for partition rules."""
+        return self.y if self.strata is None else self.strata
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The names of these classes."""
+        if self.strata is None or self.task in ("segmentation", "multi-label"):
+            return (*self.classes, "none") if self.task == "multi-label" else self.classes
+        return tuple(str(k) for k in range(int(self.strata.max()) + 1))
+
+    @property
+    def outputs(self) -> int:
+        """The number of classes, labels or tokens that a network tells apart."""
+        if self.task != "next-token":
+            return len(self.classes)
+        return self.schema.columns[0].width if self.schema else int(self.x.max()) + 1
+
+    @property
+    def target_moments(self) -> tuple[float, float]:
+        """The mean and deviation of the target over the training rows, if it is a number; else 0 and 1."""
+        if self.preparation is not None:
+            return self.preparation.target_moments
+        if self.task not in ("regression", "survival"):
+            return 0.0, 1.0
+        y = self.y[self.train].double()
+        numbers = y if y.ndim == 1 else y[:, 0]
+        return float(numbers.mean()), float(numbers.std(correction=0)) or 1.0
 
     def statistics(self, rows: NDArray[np.int64], minimum: int = 1) -> dict[str, object]:
         """What a client says about its training rows: all that leaves it before the first step of a method."""
@@ -94,7 +130,8 @@ def load(
     text = str(name)
     if text in SOURCES:
         source = SOURCES[text]
-        return assemble(text, source.prepare(source.make() if source.make else find(text, source, cache)))
+        task = source.task or (table.task if table else "")
+        return assemble(text, source.prepare(source.make() if source.make else find(text, source, cache)), task)
     path = Path(text).expanduser()
     if text.startswith(PREFIX) or is_saved(path):
         rows, whole = fetch_rows(text.removeprefix(PREFIX)) if text.startswith(PREFIX) else read_saved(path)
@@ -110,7 +147,7 @@ def load(
     if is_image_folder(path):
         return from_images(path.stem, find_images(path), options, listed)
     if path.suffix in (".npz", *SUFFIXES) or path.exists() or os.sep in text:
-        return assemble(path.stem, _with_classes(read(path), listed))
+        return assemble(path.stem, _with_classes(read(path), listed), options.task)
     raise unknown("data set", text, SOURCES)
 
 
@@ -157,6 +194,8 @@ def from_table(name: str, table: OwnTable, preparation: Preparation | None, prep
         groups=None if table.groups is None else torch.from_numpy(table.groups),
         group_names=table.group_names,
         schema=table.schema,
+        task=table.schema.task,
+        strata=None if table.strata is None else torch.from_numpy(table.strata),
         raw=table.raw,
         client_source=table.client,
     )
@@ -191,9 +230,13 @@ def from_images(name: str, files: list[ImageFile], options: TableOptions, classe
 # From arrays to a Dataset ---------------------------------------------------------------------------------------------
 
 
-def assemble(name: str, arrays: Arrays) -> Dataset:
-    """A Dataset from arrays. Every array is checked."""
+def assemble(name: str, arrays: Arrays, task: str = "") -> Dataset:
+    """A Dataset from arrays. Every array is checked. `task` says what y is, where it is not a class."""
     a = dict(arrays)
+    if task == "next-token":
+        for part in [key for key in a if key[0] == "x"]:
+            a["y" + part[1:]] = np.zeros(len(a[part]), dtype=np.int64)
+    flat = task not in ("survival", "multi-label", "segmentation")  # one number for each row
     if "x_train" in a or "y_train" in a:
         need(name, a, "x_train", "y_train", "x_test", "y_test")
         if a["x_train"].shape[1:] != a["x_test"].shape[1:]:
@@ -210,31 +253,33 @@ def assemble(name: str, arrays: Arrays) -> Dataset:
         first = len(a["x_train"])
         keys = [key for key in ("y", "group", "x") if f"{key}_train" in a]
         for key in keys:
-            lengths(name, a, f"x_train {key}_train", f"x_test {key}_test")
+            lengths(name, a, f"x_train {key}_train", f"x_test {key}_test", flat=flat)
             a[key] = np.concatenate([a.pop(f"{key}_train"), a.pop(f"{key}_test")])
     else:
         need(name, a, "x", "y")
-        lengths(name, a, "x y", *(["x group"] if "group" in a else []))
+        lengths(name, a, "x y", *(["x group"] if "group" in a else []), flat=flat)
         first = None
-    y, classes = labels(name, a["y"], a.get("classes"))
+    x = features(name, a.pop("x"))
+    targets = array_targets(name, a["y"], a.get("classes"), task, x)
     groups, group_names = natural_groups(name, a["group"], a.get("group_names")) if "group" in a else (None, ())
     if first is None:
-        train, test = hold_out(y, groups)
+        train, test = hold_out(targets.strata, groups)
     else:
-        train, test = np.arange(first), np.arange(first, len(y))
-    x = features(name, a.pop("x"))
+        train, test = np.arange(first), np.arange(first, len(x))
     mean, std = moments(x, train) if x.ndim == 4 and x.shape[1] == 3 else (None, None)
     return Dataset(
         name=name,
         x=x,
-        y=torch.from_numpy(y),
+        y=torch.from_numpy(targets.y),
         train=torch.from_numpy(train),
         test=torch.from_numpy(test),
-        classes=classes,
+        classes=targets.classes,
         groups=None if groups is None else torch.from_numpy(groups),
         group_names=group_names,
         mean=mean,
         std=std,
+        task=task,
+        strata=torch.from_numpy(targets.strata) if task in (*TASKS, "segmentation") else None,
     )
 
 
@@ -250,47 +295,17 @@ def need(name: str, arrays: Arrays, *keys: str) -> None:
             raise Mistake(f"Data '{name}': array '{key}' is empty: it needs at least one row.")
 
 
-def lengths(name: str, arrays: Arrays, *pairs: str) -> None:
-    """Check that columns that belong together have the same length, and that all except x are one-dimensional."""
+def lengths(name: str, arrays: Arrays, *pairs: str, flat: bool = True) -> None:
+    """Check that columns that belong together have the same length. Groups, and with `flat` also y, have one dimension."""
     for pair in pairs:
         x, other = pair.split()
-        if arrays[other].shape[:1] != arrays[x].shape[:1] or (other[0] != "x" and arrays[other].ndim != 1):
+        if arrays[other].shape[:1] != arrays[x].shape[:1] or (
+            other[0] != "x" and arrays[other].ndim != 1 and (flat or other[0] != "y")
+        ):
             raise Mistake(
                 f"Data '{name}': '{x}' has {len(arrays[x])} rows and '{other}' has shape {arrays[other].shape}: "
                 "give one entry for each row."
             )
-
-
-def labels(name: str, y: AnyArray, class_names: AnyArray | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Class numbers 0..C-1 and class names. Labels that are names are numbered in the order of `class_names`, or sorted."""
-    classes = None if class_names is None else tuple(str(c) for c in class_names)
-    if y.dtype.kind in "US":
-        words = y.astype(str)
-        names = classes or tuple(np.unique(words).tolist())
-        unlisted = sorted(set(words.tolist()) - set(names))
-        if unlisted:
-            raise Mistake(
-                f"Data '{name}': label '{unlisted[0]}' is not among the classes {', '.join(names)}: "
-                "correct one or the other."
-            )
-        number = {word: at for at, word in enumerate(names)}
-        return np.array([number[word] for word in words.tolist()], dtype=np.int64), names
-    if y.dtype.kind not in "iufb":
-        raise Mistake(f"Data '{name}': labels are of type {y.dtype}: give class numbers 0, 1, 2, ... or names.")
-    if y.dtype.kind == "f" and not (np.isfinite(y).all() and (y == np.floor(y)).all()):
-        raise Mistake(
-            f"Data '{name}': a label is missing or not a whole number: give class numbers 0, 1, 2, ... or names."
-        )
-    if (y < 0).any():
-        raise Mistake(f"Data '{name}': label {int(y.min())} is negative: number the classes 0, 1, 2, ....")
-    top = int(y.max())
-    if classes is not None and top >= len(classes):
-        raise Mistake(
-            f"Data '{name}': label {top} is out of range, there are {len(classes)} classes (0..{len(classes) - 1})."
-        )
-    if classes is None and top >= max(1000, len(y)):
-        raise Mistake(f"Data '{name}': label {top} is too large to be a class number: number the classes 0, 1, 2, ....")
-    return y.astype(np.int64), classes or tuple(str(c) for c in range(top + 1))
 
 
 def natural_groups(name: str, group: AnyArray, listed: AnyArray | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from kilter.data.columns import Parsed, as_numbers, fit_kinds, infer, parse_column
 from kilter.data.holdout import Index, hold_out, hold_out_share
@@ -15,6 +16,7 @@ from kilter.data.images import ImageFile, from_rows, is_image
 from kilter.data.schema import Column, Schema, class_order, quoted
 from kilter.data.statistics import TOKEN
 from kilter.data.tables import Table, TableOptions, read_table, table_files
+from kilter.data.targets import SEQUENCE, TASKS, names_of, read_targets
 from kilter.errors import Mistake, unknown
 
 LABELS, CLIENTS = ("label", "y"), ("client", "group")  # columns that are recognised by name
@@ -28,13 +30,14 @@ class OwnTable:
     """A table as it was read, before its preparation."""
 
     raw: dict[str, Parsed]
-    y: Index
+    y: Index | NDArray[np.float32]
     train: Index
     test: Index
     groups: Index | None
     group_names: tuple[str, ...]
     schema: Schema
     client: str  # where the clients come from; empty: the table names none
+    strata: Index | None = None  # a small class of each row, where the target is none
 
 
 def open_table(path: Path, options: TableOptions) -> tuple[Table, Table]:
@@ -54,6 +57,9 @@ def divide_table(
 
     With `schema`, columns are matched by name and must be what it says.
     """
+    task = options.task or (schema.task if schema else "")
+    if task in TASKS:
+        return _divide_by_target(table, whole, options, schema, task)
     target = label_column(table, options.label or (schema.target if schema else ""))
     client = client_column(table, options.client) if len(table.files) == 1 or options.client else ""
     features = [name for name in table.columns if name not in (target, client)]
@@ -62,23 +68,77 @@ def divide_table(
             f"'{table.name}' has {len(table)} rows and {len(features)} feature columns: it needs at least one of each."
         )
     y, names = _labels(whole, target, classes or (schema.classes if schema else None), len(table))
-    groups, group_names = _clients(whole, client, table.files)
+    counted = [c.name for c in (schema.targets if schema else ()) if c.kind == "category"]
+    labels = {name: Parsed("category", y, tuple(names)) for name in counted}
+    return _finish(table, whole, options, schema, Divided(y, y, names, target, client, features, labels))
+
+
+@dataclass(frozen=True, eq=False)
+class Divided:
+    """What is known of a table before its features are parsed."""
+
+    y: Index | NDArray[np.float32]
+    strata: Index
+    classes: tuple[str, ...]
+    target: str
+    client: str
+    features: list[str]
+    raw: dict[str, Parsed]  # columns of the target whose statistics are pooled
+    columns: tuple[Column, ...] = ()
+    task: str = ""
+
+
+def _divide_by_target(table: Table, whole: Table, options: TableOptions, schema: Schema | None, task: str) -> OwnTable:
+    """A table whose target is not a class."""
+    label, event = options.label or (schema.target if schema else ""), options.event
+    if schema is not None and not options.label:
+        label = ",".join(schema.classes) if task == "multi-label" else label
+        event = schema.targets[1].name if task == "survival" and len(schema.targets) > 1 else event
+    if task != "next-token" and "," not in label:
+        label = label_column(table, label)
+    targets = read_targets(whole, task, label, event)
+    client = client_column(table, options.client) if len(table.files) == 1 or options.client else ""
+    apart = {client, *([] if task == "next-token" else names_of(task, label, event))}
+    features = [name for name in table.columns if name not in apart]
+    if len(table) == 0 or not features:
+        raise Mistake(
+            f"'{table.name}' has {len(table)} rows and {len(features)} feature columns: it needs at least one of each."
+        )
+    if task == "next-token":
+        features = [name for name in features if name in options.text or (schema and name in schema.names)]
+        if len(features) != 1:
+            raise Mistake("The task next-token reads one column of text: name it with --text.")
+    target = targets.classes[0]
+    divided = Divided(
+        targets.y, targets.strata, targets.classes, target, client, features, targets.raw or {}, targets.columns, task
+    )
+    return _finish(table, whole, options, schema, divided)
+
+
+def _finish(table: Table, whole: Table, options: TableOptions, schema: Schema | None, divided: Divided) -> OwnTable:
+    groups, group_names = _clients(whole, divided.client, table.files)
     if len(whole) > len(table):
         train, test = np.arange(len(table)), np.arange(len(table), len(whole))
     elif options.test_size:
-        train, test = hold_out_share(y, groups, options.test_size)
+        train, test = hold_out_share(divided.strata, groups, options.test_size)
     else:
-        train, test = hold_out(y, groups)
-    raw = parse_features(whole, features, options, schema)
-    own = infer(raw, target, names, parse_prepare(options.prepare))
-    digest = tokenizer_digest(options.tokenizer)
-    own = replace(own, columns=tuple(replace(c, tokenizer=digest) if c.kind == "text" else c for c in own.columns))
+        train, test = hold_out(divided.strata, groups)
+    raw = parse_features(whole, divided.features, options, schema)
+    own = infer(raw, divided.target, divided.classes, parse_prepare(options.prepare))
+    digest, in_order = tokenizer_digest(options.tokenizer), options.task in ("text", "next-token")
+    texts = tuple(
+        replace(c, tokenizer=digest, sequence=c.sequence or (SEQUENCE if in_order else 0)) if c.kind == "text" else c
+        for c in own.columns
+    )
+    own = replace(own, columns=texts, task=divided.task, targets=divided.columns)
     if schema is not None:
         reason = schema.mismatch(own)
         if reason:
             raise Mistake(f"'{table.name}' does not fit the schema: {reason}.")
-    source = f"column '{client}'" if client else "files" if groups is not None else ""
-    return OwnTable(raw, y, train, test, groups, group_names, schema or own, source)
+    source = f"column '{divided.client}'" if divided.client else "files" if groups is not None else ""
+    strata = divided.strata if divided.task else None
+    raw |= divided.raw
+    return OwnTable(raw, divided.y, train, test, groups, group_names, schema or own, source, strata)
 
 
 def parse_features(
@@ -112,14 +172,14 @@ def parse_prepare(text: str) -> Column:
             fields[name] = value == "yes"
         elif name == "clip" and _is_decimal(value):
             fields[name] = float(value)
-        elif name in ("least", "width", "vocabulary") and value.isdigit():
+        elif name in ("least", "width", "vocabulary", "sequence") and value.isdigit():
             fields[name] = int(value)
         elif name == "fill":
             fields[name] = value
         else:
             raise Mistake(
                 f"--prepare does not know '{pair}': use fill=mean, fill=median, fill=most-frequent, clip=0.01, scale=no, "
-                "parts=yes (dates), least=5, width=1024 or vocabulary=1000 (texts), separated by commas."
+                "parts=yes (dates), least=5, width=1024, vocabulary=1000 or sequence=64 (texts), separated by commas."
             )
     try:
         return Column.parse(fields)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ class FittedColumn:
     fill: float | str | None = None  # what replaces a gap; None: nothing does
     low: float | None = None  # limits of clipped numbers
     high: float | None = None
+    counts: tuple[int, ...] = ()  # of a counted target: rows with each of the values
 
     @property
     def width(self) -> int:
@@ -56,13 +58,15 @@ class FittedColumn:
         kind = self.column.kind
         if kind == "category":
             return len(self.values) + 1
+        if kind == "text" and self.column.sequence:
+            return self.column.sequence
         if kind == "text":
             return (self.column.vocabulary and len(self.values)) or self.column.width
         return 5 if kind == "date" and self.column.parts else 1
 
     def plain(self) -> dict[str, object]:
         fitted = {"count": self.count, "mean": self.mean, "std": self.std, "values": list(self.values)}
-        optional = {"fill": self.fill, "low": self.low, "high": self.high}
+        optional = {"fill": self.fill, "low": self.low, "high": self.high, "counts": list(self.counts) or None}
         return self.column.plain() | {"fitted": fitted | {k: v for k, v in optional.items() if v is not None}}
 
     @staticmethod
@@ -81,7 +85,15 @@ class FittedColumn:
             limit is None or is_finite(limit) for limit in (low, high)
         ):
             raise ValueError(f"column '{column.name}' has an impossible fill, low or high")
-        return FittedColumn(column, moments.count, moments.mean, moments.std, tuple(values), fill, low, high)
+        counts = fitted.get("counts", [])
+        if (
+            not isinstance(counts, list | tuple)
+            or not all(map(is_count, counts))
+            or len(counts) not in (0, len(values))
+        ):
+            raise ValueError(f"column '{column.name}' has impossible counts")
+        moment = (moments.count, moments.mean, moments.std)
+        return FittedColumn(column, *moment, tuple(values), fill, low, high, tuple(counts))
 
 
 @dataclass(frozen=True)
@@ -91,15 +103,30 @@ class Preparation:
     columns: tuple[FittedColumn, ...]
     target: str
     classes: tuple[str, ...]
+    task: str = ""
+    targets: tuple[FittedColumn, ...] = ()  # columns of the target, with their pooled statistics
 
     @property
     def schema(self) -> Schema:
-        return Schema(tuple(fitted.column for fitted in self.columns), self.target, self.classes)
+        columns, targets = (tuple(fitted.column for fitted in part) for part in (self.columns, self.targets))
+        return Schema(columns, self.target, self.classes, self.task, targets)
+
+    @property
+    def target_moments(self) -> tuple[float, float]:
+        """The pooled mean and deviation of the target, if it is a number; else 0 and 1."""
+        first = self.targets[0] if self.targets and self.targets[0].column.kind == "number" else None
+        return (first.mean, first.std or 1.0) if first else (0.0, 1.0)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of a prepared row."""
         return (sum(fitted.width for fitted in self.columns),)
+
+    @property
+    def class_counts(self) -> list[int]:
+        """How many training rows of all clients have each class, where this was asked; else empty."""
+        counted = [fitted for fitted in self.targets if fitted.column.kind == "category"]
+        return [dict(zip(f.values, f.counts, strict=True)).get(c, 0) for f in counted[:1] for c in self.classes]
 
     def apply(self, raw: Columns) -> NDArray[np.float32]:
         """Prepared rows. Columns are found by name; a Mistake names what is missing."""
@@ -122,14 +149,19 @@ class Preparation:
 
     def plain(self) -> dict[str, object]:
         columns = [fitted.plain() for fitted in self.columns]
-        return {"target": self.target, "classes": list(self.classes), "columns": columns}
+        targets = [fitted.plain() for fitted in self.targets]
+        head: dict[str, object] = {"target": self.target, "classes": list(self.classes)}
+        head |= {"task": self.task} if self.task else {}
+        return head | {"columns": columns} | ({"targets": targets} if targets else {})
 
     @staticmethod
     def parse(value: object) -> Preparation:
         """From plain values; a ValueError says what is wrong."""
         schema = Schema.parse(value)
         columns: Any = value["columns"] if isinstance(value, Mapping) else ()
-        return Preparation(tuple(map(FittedColumn.parse, columns)), schema.target, schema.classes)
+        targets: Any = value.get("targets", ()) if isinstance(value, Mapping) else ()
+        fitted, fitted_targets = (tuple(map(FittedColumn.parse, part)) for part in (columns, targets))
+        return Preparation(fitted, schema.target, schema.classes, schema.task, fitted_targets)
 
     def text(self) -> str:
         """The text of preparation.toml."""
@@ -199,7 +231,11 @@ def check_statistics(value: object, schema: Schema | None) -> Plain:
             raise ValueError("its statistics have no count")
         return value
     columns = value.get("columns") if isinstance(value, Mapping) else None
-    if not isinstance(value, Mapping) or not isinstance(columns, Mapping) or set(columns) != set(schema.names):
+    if (
+        not isinstance(value, Mapping)
+        or not isinstance(columns, Mapping)
+        or set(columns) != {c.name for c in schema.measured}
+    ):
         raise ValueError("its statistics are not those of the columns")
     for column in columns.values():
         ColumnStatistics.parse(column)
@@ -210,20 +246,27 @@ def fit(schema: Schema, parts: Sequence[Plain]) -> Preparation:
     """One preparation of a table for all clients, from their statistics."""
     by_part: list[Any] = [part["columns"] for part in parts]
     pooled = pool([{name: ColumnStatistics.parse(column) for name, column in part.items()} for part in by_part])
-    return Preparation(tuple(_fit_column(c, pooled[c.name]) for c in schema.columns), schema.target, schema.classes)
+    return _fitted(schema, pooled)
 
 
 def fit_whole(raw: Columns, schema: Schema, rows: NDArray[np.int64]) -> Preparation:
     """The preparation for one table, from these rows."""
-    pooled = pool([summarise(raw, schema, rows)])
-    return Preparation(tuple(_fit_column(c, pooled[c.name]) for c in schema.columns), schema.target, schema.classes)
+    return _fitted(schema, pool([summarise(raw, schema, rows)]))
+
+
+def _fitted(schema: Schema, pooled: Mapping[str, ColumnStatistics]) -> Preparation:
+    columns, targets = (
+        tuple(_fit_column(c, pooled[c.name]) for c in part) for part in (schema.columns, schema.targets)
+    )
+    return Preparation(columns, schema.target, schema.classes, schema.task, targets)
 
 
 def _fit_column(column: Column, known: ColumnStatistics) -> FittedColumn:
     frequent = max(known.values, key=lambda value: known.values[value], default=None)
     if column.kind == "category":
-        word = frequent if column.fill == "most-frequent" else None
-        return FittedColumn(column, known.count, values=tuple(sorted(known.values)), fill=word)
+        values, word = tuple(sorted(known.values)), frequent if column.fill == "most-frequent" else None
+        counts = tuple(known.values[value] for value in values) if column.least == 1 else ()
+        return FittedColumn(column, known.count, values=values, fill=word, counts=counts)
     if column.kind == "text":
         words = sorted(known.values, key=lambda word: (-known.values[word], word))[: column.vocabulary]
         return FittedColumn(column, known.count, values=tuple(sorted(words)))
@@ -258,6 +301,8 @@ def _fill_in(x: NDArray[np.float32], fitted: FittedColumn, parsed: Parsed) -> No
         return  # nothing is known about this column here: every cell is a gap
     if kind == "category":
         _one_hot(x, fitted, parsed)
+    elif kind == "text" and fitted.column.sequence:
+        _token_ids(x, fitted, parsed)
     elif kind == "text":
         _count_words(x, fitted, parsed)
     else:
@@ -292,6 +337,20 @@ def _date_parts(x: NDArray[np.float32], days: NDArray[np.float64]) -> None:
         x[known, 2 * at], x[known, 2 * at + 1] = np.sin(2 * np.pi * turn), np.cos(2 * np.pi * turn)
 
 
+def _token_ids(x: NDArray[np.float32], fitted: FittedColumn, parsed: Parsed) -> None:
+    """The first tokens of each text as numbers from 1 to `width` - 1, by hashing; 0 is padding."""
+    length, tokens = fitted.column.sequence, fitted.column.width
+    known: dict[str, int] = {}
+    texts = np.zeros((len(parsed.words) + 1, length), dtype=np.float32)  # the last row, of a gap, is empty
+    for at, text in enumerate(parsed.words):
+        words = words_of(text)[:length]
+        for word in words:
+            if word not in known:
+                known[word] = 1 + int.from_bytes(blake2b(word.encode(), digest_size=8).digest()) % (tokens - 1)
+        texts[at, : len(words)] = [known[word] for word in words]
+    x[:] = texts[parsed.cells]
+
+
 def _count_words(x: NDArray[np.float32], fitted: FittedColumn, parsed: Parsed) -> None:
     from sklearn.feature_extraction.text import CountVectorizer, HashingVectorizer
     from sklearn.preprocessing import normalize
@@ -321,7 +380,7 @@ def explain(preparation: Preparation, client_source: str) -> list[str]:
         "number": "standardised with the mean and deviation of all clients' training rows",
         "date": "days, standardised",
         "category": f"one-hot; values in fewer than {least} training rows of every client are 'other'",
-        "text": "word counts",
+        "text": "tokens in order" if any(f.column.sequence for f in preparation.columns) else "word counts",
         "empty": "no values, always 0",
     }
     titles = {
@@ -331,7 +390,8 @@ def explain(preparation: Preparation, client_source: str) -> list[str]:
         "text": "Texts",
         "empty": "Empty columns",
     }
-    lines = [f"Label: {preparation.target} (classes {quoted(preparation.classes)}). Change it with --label."]
+    what = f"task {preparation.task}" if preparation.task else f"classes {quoted(preparation.classes)}"
+    lines = [f"Label: {preparation.target} ({what}). Change it with --label and --task."]
     for kind, names in by_kind.items():
         lines.append(f"{titles[kind]}: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''} ({treatment[kind]}).")
     lines.append("Change the preparation with --prepare, such as fill=median,clip=0.01; leave columns out with --drop.")

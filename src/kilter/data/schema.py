@@ -40,6 +40,7 @@ class Column:
     width: int = 1024  # of a text: how many numbers its words are hashed to
     vocabulary: int = 0  # of a text: use this many frequent words instead of hashing; 0: hash
     tokenizer: str = ""  # of a text: the digest of the tokenizer file; empty: words
+    sequence: int = 0  # of a text: this many tokens in order, as numbers below `width`; 0: count words
 
     def plain(self) -> dict[str, object]:
         """As JSON or TOML: only what differs from the defaults."""
@@ -76,7 +77,7 @@ def _fits(key: str, value: object) -> bool:
         return (isinstance(value, str) and len(value) <= 64 and value.isalnum()) or value == ""
     if key == "clip":
         return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 0.5
-    low, high = {"least": (1, 2**40), "width": (8, 2**16), "vocabulary": (0, 2**16)}[key]
+    low, high = {"least": (1, 2**40), "width": (8, 2**16), "vocabulary": (0, 2**16), "sequence": (0, 2**16)}[key]
     return type(value) is int and low <= value <= high
 
 
@@ -97,6 +98,13 @@ class Schema:
     columns: tuple[Column, ...]
     target: str
     classes: tuple[str, ...]
+    task: str = ""  # what the label is, where it is not a class: see kilter.data.targets
+    targets: tuple[Column, ...] = ()  # columns of the target whose statistics are pooled
+
+    @property
+    def measured(self) -> tuple[Column, ...]:
+        """The columns whose statistics are pooled."""
+        return (*self.columns, *self.targets)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -115,6 +123,12 @@ class Schema:
                 reasons.append(f"column '{column.name}' is tokenised with another file (--tokenizer)")
         if own.target != self.target:
             reasons.append(f"the label is in column '{own.target}' instead of '{self.target}'")
+        if own.task != self.task:
+            reasons.append(
+                f"the task is '{own.task or 'multi-class'}' instead of '{self.task or 'multi-class'}' (--task)"
+            )
+        if [c.name for c in own.targets if c.kind == "number"] != [c.name for c in self.targets if c.kind == "number"]:
+            reasons.append("the target is in other columns (--label, --event)")
         foreign = [c for c in own.classes if c not in self.classes]
         if foreign:
             reasons.append(f"unknown {'class' if len(foreign) == 1 else 'classes'} {quoted(foreign)}")
@@ -125,7 +139,9 @@ class Schema:
         return {
             "target": self.target,
             "classes": list(self.classes),
+            **({"task": self.task} if self.task else {}),
             "columns": [column.plain() for column in self.columns],
+            **({"targets": [column.plain() for column in self.targets]} if self.targets else {}),
         }
 
     @staticmethod
@@ -140,7 +156,18 @@ class Schema:
             raise ValueError("it has no list of classes")
         if not isinstance(columns, list | tuple) or not 0 < len(columns) <= MOST_COLUMNS:
             raise ValueError("it has no list of columns")
-        schema = Schema(tuple(map(Column.parse, columns)), str(target), tuple(str(c) for c in classes))
+        task, targets = value.get("task", ""), value.get("targets", [])
+        if not isinstance(task, str) or not (task == "" or is_label(task)):
+            raise ValueError("its task is no name")
+        if not isinstance(targets, list | tuple) or len(targets) > MOST_COLUMNS:
+            raise ValueError("its targets are not a list of columns")
+        schema = Schema(
+            tuple(map(Column.parse, columns)),
+            str(target),
+            tuple(str(c) for c in classes),
+            task,
+            tuple(map(Column.parse, targets)),
+        )
         if len({*schema.names, schema.target}) <= len(schema.columns) or len(set(classes)) < len(classes):
             raise ValueError("it names a column or class twice")
         return schema
@@ -201,7 +228,8 @@ def merge(schemas: Sequence[Schema]) -> Schema:
             raise Mistake(f"The tables do not fit together: {reason}.")
     by_name = [{column.name: column for column in schema.columns} for schema in schemas]
     columns = tuple(_merge_columns([columns[name] for columns in by_name]) for name in first.names)
-    return Schema(columns, first.target, class_order([c for schema in schemas for c in schema.classes]))
+    classes = class_order([c for schema in schemas for c in schema.classes]) if not first.task else first.classes
+    return Schema(columns, first.target, classes, first.task, first.targets)
 
 
 def _merge_columns(columns: Sequence[Column]) -> Column:

@@ -138,7 +138,7 @@ def learnable(split: Split) -> dict[str, Tensor]:
 
 def counts(split: Split) -> NDArray[np.int64]:
     """n_kc, (clients, classes)."""
-    y, size = split.dataset.y, len(split.dataset.classes)
+    y, size = split.dataset.labels, len(split.dataset.label_names)
     return np.stack([np.bincount(y[rows].numpy(), minlength=size) for rows in learnable(split).values()])
 
 
@@ -170,5 +170,5 @@ def of_counts(names: Sequence[str], table: NDArray[np.int64], feature: float | N
 
 def measure(split: Split) -> Skew:
     """All measures of a split."""
-    feature = feature_skew(split.dataset.x, split.dataset.y, list(learnable(split).values()))
+    feature = feature_skew(split.dataset.x, split.dataset.labels, list(learnable(split).values()))
     return of_counts(list(split.clients), counts(split), feature)

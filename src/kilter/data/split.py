@@ -99,7 +99,7 @@ def split(
         raise Mistake(
             f"Partition '{rule.name}' needs natural groups, but '{dataset.name}' has none: use another, such as dirichlet:0.5."
         )
-    y = dataset.y.numpy()
+    y = dataset.labels.numpy()
     rows, public, public_test = set_aside(dataset, rule, seed, public_per_class)
     groups = y if dataset.groups is None else dataset.groups.numpy()
     ids = groups[rows] if rule.by == "groups" else y[rows]
@@ -179,7 +179,7 @@ def set_aside(dataset: Dataset, rule: PartitionRule, seed: int, per_class: int) 
             f"The partition '{rule.name}' sets public rows aside itself: leave out public_per_class (--public)."
         )
     rng = numpy_generator(seed, "public")
-    rows, y = dataset.train.numpy(), dataset.y.numpy()
+    rows, y = dataset.train.numpy(), dataset.labels.numpy()
     rest: list[Index] = []
     public: list[Index] = []
     public_test: list[Index] = []
@@ -187,7 +187,7 @@ def set_aside(dataset: Dataset, rule: PartitionRule, seed: int, per_class: int) 
         mine = rng.permutation(rows[y[rows] == c])
         if per_class >= len(mine):
             raise Mistake(
-                f"public_per_class={per_class} takes all {len(mine)} training rows of class '{dataset.classes[c]}': "
+                f"public_per_class={per_class} takes all {len(mine)} training rows of class '{dataset.label_names[c]}': "
                 f"use at most {len(mine) - 1}."
             )
         first = per_class or round(rule.public * len(mine))
@@ -245,13 +245,13 @@ def carve_repeating(
 
     Tests of client k: round(s n_kc) rows of class c, s = min(test / (1 - test), min_c available_c / n_kc).
     """
-    size, y = len(dataset.y), dataset.y.numpy()
+    size, y = len(dataset.y), dataset.labels.numpy()
     first = [part[0] for part in held.values()]  # every client keeps this one for training
     free = np.setdiff1d(np.concatenate(list(held.values())), first)
     pool = np.zeros(size, dtype=bool)
     pool[numpy_generator(seed, "valid pool").permutation(free)[: round(valid * len(free))]] = True
     tested = dataset.test.numpy()
-    by_class = [tested[y[tested] == c] for c in range(len(dataset.classes))]
+    by_class = [tested[y[tested] == c] for c in range(len(dataset.label_names))]
     available = np.array([len(rows) for rows in by_class])
     out: dict[str, tuple[Index, Index, Index]] = {}
     for name, part in held.items():

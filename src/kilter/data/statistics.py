@@ -90,7 +90,7 @@ def summarise(
 
     A column with fewer values than that is described as empty, because a mean of so few values would show them.
     """
-    return {c.name: _summarise_column(c, columns[c.name], rows, max(c.least, minimum)) for c in schema.columns}
+    return {c.name: _summarise_column(c, columns[c.name], rows, max(c.least, minimum)) for c in schema.measured}
 
 
 def _summarise_column(column: Column, parsed: Parsed, rows: NDArray[np.int64], least: int) -> ColumnStatistics:

@@ -39,6 +39,8 @@ class TableOptions:
     text: tuple[str, ...] = ()  # columns of free text
     tokenizer: str = ""  # a tokenizer file (Hugging Face tokenizers) for the texts; empty: words
     prepare: str = ""  # how to prepare the columns, such as fill=median,clip=0.01
+    task: str = ""  # what the label is (kilter.data.targets); empty: the name or number of a class
+    event: str = ""  # the column of the event, for the task survival
     image_size: str = ""  # of images: 64 or 64x48; empty: their own
     image_mode: str = ""  # of images: grey or rgb; empty: grey if all are
 

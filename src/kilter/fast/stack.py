@@ -84,7 +84,7 @@ def _exactly(tree: Tree) -> Hashable:
 
 def run_stack(fits: Sequence[Fit]) -> list[Fitted] | None:
     """Train these fits, all of one kind, as one computation; None if their loss cannot be stacked."""
-    if getattr(fits[0].loss, "alone", False):
+    if getattr(fits[0].loss, "alone", False) or fits[0].plan.alone:
         return None
     try:
         return _train(fits)

@@ -99,5 +99,5 @@ class Clustered(Method):
     def never_happened(self, state: State) -> list[str]:
         return [] if len(state["clusters"]) > 1 else ["the clusters never split: one model for all clients"]
 
-    def personal(self, node: Node, state: State, x: Tensor) -> Tensor:
-        return self.task.predict(model_of(state["clusters"], node.id), x)
+    def personal_model(self, node: Node, state: State) -> Params:
+        return model_of(state["clusters"], node.id)

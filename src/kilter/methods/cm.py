@@ -77,5 +77,5 @@ class CM(Method):
     def never_happened(self, state: list[Cluster]) -> list[str]:
         return [] if len(state) > 1 else ["the clients were never divided into clusters: one model for all clients"]
 
-    def personal(self, node: Node, state: list[Cluster], x: Tensor) -> Tensor:
-        return self.task.predict(model_of(state, node.id), x)
+    def personal_model(self, node: Node, state: list[Cluster]) -> Params:
+        return model_of(state, node.id)

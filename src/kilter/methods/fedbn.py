@@ -47,5 +47,5 @@ class FedBN(Method):
     def model(self, state: Params) -> Params | None:
         return None if self.task.named(_BatchNorm) else state
 
-    def personal(self, node: Node, state: Params, x: Tensor) -> Tensor:
-        return self.task.predict(self.whole(node, state), x)
+    def personal_model(self, node: Node, state: Params) -> Params:
+        return self.whole(node, state)

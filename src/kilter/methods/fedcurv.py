@@ -33,6 +33,8 @@ class FedCurv(Method):
 
     lam: float = option(0.01, "Strength of the penalty; 0 is FedAvg.", at_least=0)
 
+    tasks = frozenset({"multi-class", "binary", "text", "multi-label", "regression", "segmentation", "next-token"})
+    tasks_reason = "its Fisher information needs a loss of single rows, and Cox's loss compares rows"
     sends = frozenset({"model", "sums", "counts"})
 
     def setup(self, fed: Federation) -> State:

@@ -26,6 +26,8 @@ class FedEM(Method):
     components: int = option(3, "Number of components M; 1 is FedAvg.", at_least=1)
 
     sends = frozenset({"model", "counts"})
+    tasks = frozenset({"multi-class", "binary", "text"})
+    tasks_reason = "it mixes class probabilities"
 
     def setup(self, fed: Federation) -> list[Params]:
         w = [self.task.init(derive(fed.seed, "component", m) if m else fed.seed) for m in range(self.components)]

@@ -58,6 +58,8 @@ class FedEP(Method):
     tolerance: float = option(1e-6, "EM stops when the log-likelihood changes by less.", above=0)
 
     sends = frozenset({"model", "label_counts"})
+    tasks = frozenset({"multi-class", "binary", "text"})
+    tasks_reason = "it fits densities to the label counts of sites"
 
     def setup(self, fed: Federation) -> Params:
         return fed.pool(self.summarise, self.meet, self.task.init(fed.seed), view=self.nothing)

@@ -28,7 +28,8 @@ class FedMD(Method):
 
     needs = frozenset({"public"})
     sends = frozenset({"predictions"})
-
+    tasks = frozenset({"multi-class", "binary", "text"})
+    tasks_reason = "sites exchange class scores of public rows"
     align: int = option(5000, "Public rows in a round; all of them if there are fewer.", at_least=1)
     match: Literal["mae", "mse"] = option("mae", "Distance between logits.")
     pretrain: int = option(10, "Epochs on the public rows before the first round.", at_least=0)
@@ -106,8 +107,8 @@ class FedMD(Method):
     def model(self, state: State) -> None:
         return None
 
-    def personal(self, node: Node, state: State, x: Tensor) -> Tensor:
-        return self.task.predict(self.own(node), x)
+    def personal_model(self, node: Node, state: State) -> Params:
+        return self.own(node)
 
     def shared(self, state: State) -> None:
         return None

@@ -31,6 +31,8 @@ class FedPCL(Method):
 
     needs = frozenset({"public", "aggregator"})
     sends = frozenset({"prototypes", "label_counts"})
+    tasks = frozenset({"multi-class", "binary", "text"})
+    tasks_reason = "it compares rows with one prototype for each class"
 
     tau: float = option(0.07, "Temperature.", above=0)
     width: int = option(64, "Width of the projection.", at_least=1)

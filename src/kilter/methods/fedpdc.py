@@ -42,6 +42,8 @@ class FedPDC(Method):
 
     needs = frozenset({"public"})
     sends = frozenset({"model", "counts"})
+    tasks = frozenset({"multi-class", "binary", "text"})
+    tasks_reason = "it weights models by their accuracy on public rows"
 
     def setup(self, fed: Federation) -> State:
         if self.correction == "public":

@@ -76,5 +76,5 @@ class FedRep(Method):
     def depends_on_rounds(self) -> bool:
         return self.finish
 
-    def personal(self, node: Node, state: Params, x: Tensor) -> Tensor:
-        return self.task.predict(self.whole(node, state), x)
+    def personal_model(self, node: Node, state: Params) -> Params:
+        return self.whole(node, state)

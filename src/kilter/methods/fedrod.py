@@ -24,6 +24,8 @@ class FedROD(Method):
     """
 
     sends = frozenset({"model", "counts"})
+    tasks = frozenset({"multi-class", "binary", "text"})
+    tasks_reason = "it balances classes by their counts"
 
     def setup(self, fed: Federation) -> Params:
         return self.task.init(fed.seed)

@@ -85,6 +85,8 @@ class FedSBME(Method):
 
     needs = frozenset({"public", "aggregator"})
     sends = frozenset({"model", "sums", "counts"})
+    tasks = frozenset({"multi-class", "binary", "text"})
+    tasks_reason = "it distils class probabilities of an ensemble"
 
     def __post_init__(self) -> None:
         super().__post_init__()

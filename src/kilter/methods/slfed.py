@@ -43,6 +43,8 @@ class SLFed(Method):
 
     needs = frozenset({"everyone"})
     sends = frozenset({"pictures", "label_counts", "opinions", "shares"})
+    tasks = frozenset({"multi-class", "binary", "text"})
+    tasks_reason = "peers compare the classes that their models predict"
 
     subset: int = option(2, "DS: how many others a peer draws each round.", at_least=1)
     prior: float = option(1.0, "Initial evidence for and against; 1 as printed, 0: complete uncertainty.", at_least=0)
@@ -262,8 +264,8 @@ class SLFed(Method):
     def model(self, state: None) -> None:
         return None
 
-    def personal(self, node: Node, state: None, x: Tensor) -> Tensor:
-        return self.task.predict(self.own(node), x)
+    def personal_model(self, node: Node, state: None) -> Params:
+        return self.own(node)
 
 
 def cosine(a: Tensor, b: Tensor) -> float:

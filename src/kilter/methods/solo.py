@@ -36,5 +36,5 @@ class Solo(Method):
     def model(self, state: None) -> None:
         return None
 
-    def personal(self, node: Node, state: None, x: Tensor) -> Tensor:
-        return self.task.predict(self.own(node), x)
+    def personal_model(self, node: Node, state: None) -> Params:
+        return self.own(node)

@@ -15,7 +15,9 @@ from torch import nn
 
 from kilter.errors import Mistake, unknown
 from kilter.models.resnet import resnet18, resnet50
+from kilter.models.sequence import causal_transformer, lstm, transformer
 from kilter.models.small import Network, Shape, bench_cnn, cnn, lenet, linear, mlp, simple_cnn
+from kilter.models.unet import unet
 from kilter.models.weights import load_weights
 from kilter.plugins import is_file_spec, load_object
 
@@ -101,7 +103,7 @@ def _from_file(spec: str, shape: Shape, classes: int) -> nn.Module:
     return net
 
 
-BUILDERS: Mapping[str, Callable[..., Network]] = {
+BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "linear": linear,
     "mlp": mlp,
     "cnn": cnn,
@@ -110,6 +112,10 @@ BUILDERS: Mapping[str, Callable[..., Network]] = {
     "simple-cnn": simple_cnn,
     "resnet18": resnet18,
     "resnet50": resnet50,
+    "unet": unet,
+    "lstm": lstm,
+    "transformer": transformer,
+    "causal-transformer": causal_transformer,
 }
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from kilter.data import Dataset, Schema
 from kilter.data.preparation import AnyPreparation, ImagePreparation, Preparation
-from kilter.experiment import RowFacts
+from kilter.data.row_facts import RowFacts
 from kilter.records.wire import Malformed
+from kilter.tasks.kinds import KINDS
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,15 @@ class DataDescription:
     classes: tuple[str, ...]
     normalised: bool = False  # colour images, which are standardised by channel
     schema: Schema | None = None  # of a table: columns by name, with their kinds
+    task: str = ""  # of arrays: what they are for, where it is not a class
 
     @staticmethod
     def of(dataset: Dataset) -> DataDescription:
         """What a row of this data set looks like."""
         shape = tuple(dataset.x.shape[1:]) if dataset.schema is None else (len(dataset.schema.columns),)
-        return DataDescription(shape, dataset.classes, dataset.mean is not None, dataset.schema)
+        return DataDescription(
+            shape, dataset.classes, dataset.mean is not None, dataset.schema, "" if dataset.schema else dataset.task
+        )
 
     @property
     def needs_statistics(self) -> bool:
@@ -40,11 +44,32 @@ class DataDescription:
             mean, std = preparation.mean, preparation.std
         elif preparation is not None:
             raise Malformed("the preparation belongs to other columns or channels than the terms")
-        return {"shape": shape, "classes": len(self.classes), "mean": mean, "std": std}
+        target, task, outputs = (0.0, 1.0), self.task, len(self.classes)
+        counts: tuple[int, ...] = ()
+        if self.schema is not None:
+            task = self.schema.task or ("binary" if len(self.classes) == 2 else "")
+            outputs = self.schema.columns[0].width if task == "next-token" else outputs
+        if isinstance(preparation, Preparation):
+            target, counts = preparation.target_moments, tuple(preparation.class_counts)
+        return {
+            "shape": shape,
+            "classes": outputs,
+            "names": self.classes,
+            "mean": mean,
+            "std": std,
+            "task": task,
+            "target": target,
+            "class_counts": counts,
+        }
 
     def plain(self) -> dict[str, object]:
         """As JSON."""
-        core = {"shape": list(self.shape), "classes": list(self.classes), "normalised": self.normalised}
+        core: dict[str, object] = {
+            "shape": list(self.shape),
+            "classes": list(self.classes),
+            "normalised": self.normalised,
+        }
+        core |= {"task": self.task} if self.task else {}
         return core | ({} if self.schema is None else {"schema": self.schema.plain()})
 
     @staticmethod
@@ -63,7 +88,15 @@ class DataDescription:
             tuple(c for c in classes if isinstance(c, str)),
             value["normalised"],
             _schema(value),
+            _task(value),
         )
+
+
+def _task(value: Mapping[str, object]) -> str:
+    task = value.get("task", "")
+    if not isinstance(task, str) or (task and task not in KINDS):
+        raise Malformed("the description of the data names an unknown task")
+    return task
 
 
 def _items(value: Mapping[str, object], key: str, most: int) -> list[object]:

@@ -27,6 +27,7 @@ STATISTICS = {  # what leaves of a column
     "category": "the values that several rows have, and how many have them",
     "text": "the number of texts, and the words of a vocabulary that several rows have",
 }
+TASK = ("loss", "metrics", "augment", "personal", "lora", "server")  # settings shown if they are set
 ALWAYS = (
     "the shape of a row, the names of the classes, how many rows this site has; of a table, the names and kinds of its columns",
     "for each fit the mean training loss and the number of steps; short notes of the method",
@@ -43,6 +44,7 @@ def explain(terms: Terms, experiment: Experiment, method: Method) -> list[str]:
     lines = [
         f"Method: {experiment.method} (settings: {settings})",
         f"Model: {experiment.model}, {method.task.size()} weights" + (", pre-trained" if terms.weights else ""),
+        f"Task: {method.task.kind}" + "".join(f", {name}={v}" for name in TASK if (v := getattr(experiment, name))),
         f"Training: {experiment.optimiser}, {plan}; {experiment.rounds} rounds, valid={experiment.valid:g}, seed={experiment.seed}",
         f"Participants: {', '.join(terms.ids)}" + (f"; robust rule {experiment.robust}" if experiment.robust else ""),
         f"What would leave this site, to {reader}:",
@@ -66,9 +68,9 @@ def _statistics(terms: Terms) -> list[str]:
     if schema is None:
         return [*lines, "  - the mean and standard deviation of each colour channel"]
     for kind, what in STATISTICS.items():
-        names = [column.name for column in schema.columns if column.kind == kind]
+        names = [column.name for column in schema.measured if column.kind == kind]
         lines += [f"  - {what}: {', '.join(names)}"] if names else []
-    sketched = [c.name for c in schema.columns if c.kind in ("number", "date") and (c.clip or c.fill == "median")]
+    sketched = [c.name for c in schema.measured if c.kind in ("number", "date") and (c.clip or c.fill == "median")]
     if sketched:
         lines.append(
             f"  - how many values lie in each of many narrow ranges, including the extremes: {', '.join(sketched)}"

@@ -15,9 +15,10 @@ from typing import Literal
 import torch
 
 from kilter.core import DISCLOSURES, Fit, Method, Tree
+from kilter.data.row_facts import RowFacts
 from kilter.data.split import some_of
 from kilter.errors import Mistake, unknown
-from kilter.experiment import Experiment, RowFacts, read_toml
+from kilter.experiment import Experiment, read_toml
 from kilter.methods import find, methods
 from kilter.models import MODELS, default_model
 from kilter.models import build as build_model

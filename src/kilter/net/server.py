@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import torch
 
-from kilter.core import Mail, Method, Post, Rows, Step, Tree, Unread
+from kilter.core import AtNodes, Mail, Method, Params, Post, Rows, Step, Tree, Unread
 from kilter.data import Schema
 from kilter.data.preparation import AnyPreparation, check_statistics
 from kilter.errors import Mistake
@@ -32,7 +32,7 @@ from kilter.net.results import StepResult, check_counts, check_report
 from kilter.net.transport import ConnectedSite, Transport
 from kilter.records import wire
 from kilter.runtimes.base import Runtime
-from kilter.runtimes.step_names import ADOPT, EVALUATE, SUMMARISE, StepKind, StepName
+from kilter.runtimes.step_names import ADOPT, EVALUATE, RECEIVE, SUMMARISE, StepKind, StepName
 from kilter.runtimes.step_runner import Absent, Done, StepFailed
 
 log = logging.getLogger("kilter.net")
@@ -288,6 +288,11 @@ class ServerRuntime(Runtime):
             why = f"the replies cannot be combined ({type(e.__cause__ or e).__name__}): the state stays as it was"
             self.ledger.failed(self.aggregator, combine.__name__, why, "error")
             return state
+
+    def distribute(self, method: Method, state: Tree, best: Params | None, card: str) -> list[str]:
+        shared = state if isinstance(state, AtNodes) else method.shared(state)
+        self.enough = 0  # the run is over: nobody is waited for beyond the deadline
+        return list(self.call(RECEIVE, {"state": shared, "best": best, "card": card}, training=False, alike=False))
 
     def _ask(self, name: StepName, messages: Mapping[str, Tree]) -> Call:
         """Open a call and send it to the sites that are connected."""

@@ -15,8 +15,10 @@ from kilter.data import Preparation, Split
 from kilter.data.own_table import with_settings
 from kilter.data.preparation import FILE as PREPARATION_FILE
 from kilter.data.preparation import AnyPreparation, ImagePreparation, parse_preparation
+from kilter.data.row_facts import RowFacts
+from kilter.data.schema import Column
 from kilter.errors import Mistake
-from kilter.experiment import Experiment, RowFacts
+from kilter.experiment import Experiment
 from kilter.net.data_description import DataDescription
 from kilter.net.data_preparation import prepare_data
 from kilter.net.fields import check_name
@@ -222,7 +224,10 @@ class ServerRun:
             listed, description = self._meet(transport, need)
             transport.allowed = listed
         if description.schema is not None:
-            description = replace(description, schema=with_settings(description.schema, self.experiment.prepare))
+            schema = with_settings(description.schema, self.experiment.prepare)
+            if self.experiment.loss.startswith("class-weights"):
+                schema = replace(schema, targets=(Column(schema.target, "category", least=1),))
+            description = replace(description, schema=schema)
         agreed = Agreement(uuid.uuid4().hex, listed, description, self._own_preparation())
         write(path, agreed.text())
         if description.schema is not None:

@@ -33,15 +33,17 @@ from kilter.net.messages import Hello, Order, Reply
 from kilter.net.policy import PolicyViolation, SitePolicy
 from kilter.net.results import StepResult
 from kilter.net.seal import Seal
+from kilter.net.site_models import save_models
 from kilter.net.site_state import SiteState, StateDirectory
 from kilter.net.terms import Terms, own_data
 from kilter.net.tls import Identity
 from kilter.records import wire
 from kilter.runtimes.base import fingerprint
 from kilter.runtimes.devices import make_repeatable
+from kilter.runtimes.evaluation import received_models
 from kilter.runtimes.ledger import refuse_letter
 from kilter.runtimes.reply_checks import checked
-from kilter.runtimes.step_names import EVALUATE, SUMMARISE, StepKind
+from kilter.runtimes.step_names import EVALUATE, RECEIVE, SUMMARISE, StepKind
 from kilter.runtimes.step_runner import Done, RunningStep, resolve, run_step
 from kilter.trees import not_finite, tensors
 
@@ -257,6 +259,11 @@ class Site:
             private_seed=self.directory.private_seed,
         )
         message = self._open_mail(order, wire.decode(body), node)
+        if order.step == RECEIVE:
+            folder = self.state_dir / "models" / order.run
+            models, card = received_models(self.method, node, message)
+            save_models(folder, models, card, self.preparation, self.experiment.model_info(self.method))
+            log.info("the final models are in %s", folder)
         before = fingerprint(node.state)
         began = time.perf_counter()
         make_repeatable(self.device)

@@ -31,6 +31,12 @@ SENT = (  # the fields of an experiment that matter at a site
     "method",
     "settings",
     "model",
+    "lora",
+    "personal",
+    "task",
+    "loss",
+    "metrics",
+    "augment",
     "optimiser",
     "local",
     "cohort",
@@ -39,6 +45,7 @@ SENT = (  # the fields of an experiment that matter at a site
     "rounds",
     "evaluate_every",
     "robust",
+    "server",
 )
 
 

@@ -5,7 +5,10 @@ rounds.jsonl            one `Round` a line
 clients.json            `Clients`: every client's evaluation, at the last round and at the best
 summary.json            `Summary`: the result
 partition.json          `Partition`: which rows a simulation gave its clients
-model.safetensors       the global model of the last round, with the module's own names
+model.toml              how to build the network; what its inputs and outputs are
+model.safetensors       the global model of the last round, with the module's own names; best.safetensors: of the best round
+personal/ID.safetensors a client's own model
+README.md               a model card
 checkpoint.safetensors  where to resume; nodes/ID@ROUND.safetensors: each node's state, rewritten only when it changed
 """
 
@@ -27,6 +30,7 @@ from kilter.errors import Mistake
 from kilter.records import checksums, wire
 from kilter.records.codec import NewerFormat, Unreadable, from_json, from_tree, to_json, to_tree
 from kilter.records.lock import hold
+from kilter.records.model_info import BEST, LAST, PERSONAL
 from kilter.records.types import Checkpoint, Clients, Partition, Round, Summary
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -196,12 +200,33 @@ class Store:
 
     # Results --------------------------------------------------------------------------------------------------------
 
-    def save_model(self, model: Params, names: Mapping[str, str]) -> None:
-        """Write model.safetensors; `names` maps the module's names to ours."""
-        from safetensors.torch import save
+    def save_model(self, model: Params, names: Mapping[str, str], file: str = LAST) -> None:
+        """Write a model; `names` maps the module's names to ours."""
+        write_model(self.path(file), model, names)
 
-        plain = {theirs: model[ours].contiguous() for theirs, ours in names.items() if ours in model}
-        write(self.path("model.safetensors"), save(plain))
+    def save_best(self, model: Params, names: Mapping[str, str], round: int, keep: int | None = None) -> None:
+        """Write the best model, of this round. If the run is at its end, keep that of round `keep`, in case it is extended."""
+        if keep is not None and model_round(self.path(BEST)) == keep:
+            os.replace(self.path(BEST), self.path("nodes") / BEST)
+        write_model(self.path(BEST), model, names, round)
+
+    def read_best(self, names: Mapping[str, str]) -> Params | None:
+        """The best model, if there is one; `names` maps the module's names to ours."""
+        from safetensors.torch import load
+
+        if not self.path(BEST).exists():
+            return None
+        return {names[name]: v for name, v in load(self.path(BEST).read_bytes()).items() if name in names}
+
+    def restore_best(self) -> None:
+        """Bring back the best model before the last evaluation."""
+        if (self.path("nodes") / BEST).exists():
+            os.replace(self.path("nodes") / BEST, self.path(BEST))
+
+    def save_personal(self, client: str, model: Params, names: Mapping[str, str]) -> None:
+        """Write a client's own model."""
+        self.path(PERSONAL).mkdir(exist_ok=True)
+        self.save_model(model, names, personal_file(client))
 
     def save_partition(self, partition: Partition) -> None:
         """Write partition.json."""
@@ -211,7 +236,7 @@ class Store:
         """Write the result. summary.json comes last and so marks the run as finished."""
         text = to_json(summary, indent=2) + "\n"
         write(self.path("clients.json"), to_json(clients))
-        sums = checksums.of_files(self.folder, ("rounds.jsonl", "clients.json", "model.safetensors"))
+        sums = checksums.of_files(self.folder, ("rounds.jsonl", "clients.json", LAST, BEST))
         sums["summary.json"] = checksums.checksum(text.encode())
         write(self.path(checksums.FILE), json.dumps(sums, indent=2) + "\n")
         write(self.path("summary.json"), text)
@@ -220,6 +245,30 @@ class Store:
         """Mark a finished run as unfinished."""
         self.path("summary.json").unlink(missing_ok=True)
         self.path(checksums.FILE).unlink(missing_ok=True)
+
+
+def personal_file(client: str) -> str:
+    """The name of the file of a client's own model."""
+    return f"{PERSONAL}/{quote(client, safe='')}.safetensors"
+
+
+def write_model(path: Path, model: Params, names: Mapping[str, str], round: int | None = None) -> None:
+    """Write a model with the names of its module, and the round it is from, if that matters."""
+    from safetensors.torch import save
+
+    plain = {theirs: model[ours].contiguous() for theirs, ours in names.items() if ours in model}
+    write(path, save(plain, None if round is None else {"round": str(round)}))
+
+
+def model_round(path: Path) -> int | None:
+    """The round that a model is from; None if there is no such file, or if it does not say."""
+    from safetensors import safe_open
+
+    if not path.exists():
+        return None
+    with safe_open(path, "pt") as file:
+        text = (file.metadata() or {}).get("round", "")
+    return int(text) if text.isdecimal() else None
 
 
 def _round_of(line: bytes) -> int | None:

@@ -17,7 +17,7 @@ def changed_settings(old: Settings | None, new: Settings | None) -> list[str]:
     for name in [name for name in old or {} if name in (new or {})]:
         one, other = (old or {})[name], (new or {})[name]
         if isinstance(one, Mapping) and isinstance(other, Mapping):
-            changed += [f"{name}.{inner}" for inner in {**one, **other} if one.get(inner) != other.get(inner)]
+            changed += [f"{name}.{inner}" for inner in one if one.get(inner) != other.get(inner)]
         elif one != other:
             changed.append(name)
     return changed

@@ -235,6 +235,7 @@ class Summary:
     device: str = "cpu"
     precision: str = "fp32"  # of layers
     stopped_early: bool = False
+    received: list[str] = field(default_factory=list)  # sites that have the final model, in a deployed run
     last: Evaluation
     best: Evaluation | None = None  # the best round on validation rows; None without validation rows
     chosen_by: str = "accuracy"  # the metric that chooses the best round

@@ -69,9 +69,9 @@ def census(split: Split, epsilon: float = 0.0) -> tuple[Skew, NDArray[np.int64],
         raise Mistake(f"epsilon must be positive, or 0 for no noise, not {epsilon}.")
     nothing = Rows({}, torch.empty(0, dtype=torch.int64))
     clients = {
-        name: Data(Rows({"y": split.dataset.y}, rows), nothing, nothing) for name, rows in learnable(split).items()
+        name: Data(Rows({"y": split.dataset.labels}, rows), nothing, nothing) for name, rows in learnable(split).items()
     }
-    asked = Census(task=Task(nn.Identity()), local=SGD(), classes=len(split.dataset.classes), epsilon=epsilon)
+    asked = Census(task=Task(nn.Identity()), local=SGD(), classes=len(split.dataset.label_names), epsilon=epsilon)
     with Simulation(clients) as fed:
         fed.bind(asked)
         replies = asked.setup(fed)

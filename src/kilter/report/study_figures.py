@@ -121,10 +121,16 @@ def _figure(
 Band = tuple[list[int], np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 
-def _accuracy_band(line: Line, measure: str) -> Band | None:
-    """An accuracy over the seeds, in per cent."""
+def _label(results: Results, measure: str) -> str:
+    """The axis of a measure."""
+    text = TEXT[measure]
+    return text if results.metric == "accuracy" else text.replace("accuracy (%)", results.metric)
+
+
+def _metric_band(line: Line, measure: str, scale: int) -> Band | None:
+    """The main metric over the seeds; an accuracy in per cent."""
     band = _band([r.curves[measure] for r in line.runs if r.curves.get(measure)])
-    return None if band is None else (band[0], 100 * band[1], 100 * band[2])
+    return None if band is None else (band[0], scale * band[1], scale * band[2])
 
 
 def _band(curves: Sequence[Mapping[int, float]]) -> Band | None:
@@ -140,9 +146,9 @@ def _band(curves: Sequence[Mapping[int, float]]) -> Band | None:
 def curves(results: Results, cell: CellResult, axes: Axes, measure: str) -> None:
     """Mean accuracy over seeds by round; the band is one standard deviation each way."""
     for line in cell.lines:
-        _draw_band(axes, _accuracy_band(line, measure), style(results, line.label), line.label)
+        _draw_band(axes, _metric_band(line, measure, results.scale), style(results, line.label), line.label)
     axes.set_xlabel("round")
-    axes.set_ylabel(TEXT[measure])
+    axes.set_ylabel(_label(results, measure))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
@@ -170,7 +176,7 @@ def against_bytes(results: Results, cell: CellResult, axes: Axes) -> None:
     measure = results.study.measure
     silent: list[tuple[float, dict[str, Any], str]] = []
     for line in cell.lines:
-        if (band := _accuracy_band(line, measure)) is None:
+        if (band := _metric_band(line, measure, results.scale)) is None:
             continue
         rounds, mean, std = band
         look = style(results, line.label)
@@ -188,7 +194,7 @@ def against_bytes(results: Results, cell: CellResult, axes: Axes) -> None:
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("bytes sent, up and down" + ("; level lines: no traffic" if silent else ""))
-    axes.set_ylabel(TEXT[measure])
+    axes.set_ylabel(_label(results, measure))
     axes.xaxis.set_major_formatter(lambda value, _: _bytes(value))
 
 
@@ -209,7 +215,7 @@ def boxes(results: Results, cell: CellResult, axes: Axes) -> None:
     names = [line.label for line in cell.lines]
     at = list(range(len(names)))[::-1]
     for place, line in zip(at, cell.lines, strict=True):
-        values = [100 * a for run in line.runs for a in run.clients]
+        values = [results.scale * a for run in line.runs for a in run.clients]
         if not values:
             continue
         colour = style(results, line.label)["color"]
@@ -235,5 +241,7 @@ def boxes(results: Results, cell: CellResult, axes: Axes) -> None:
         )
     axes.set_yticks(at, names)
     axes.set_ylim(-0.6, len(names) - 0.4)
-    axes.set_xlim(-2, 102)
-    axes.set_xlabel("accuracy of a client on its own test rows (%)")
+    if results.scale == 100:
+        axes.set_xlim(-2, 102)
+    per_cent = " (%)" if results.scale == 100 else ""
+    axes.set_xlabel(f"{results.metric} of a client on its own test rows{per_cent}")

@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from kilter.experiment import commit, versions
 from kilter.records.run_folder import write
+from kilter.records.versions import commit, versions
 from kilter.report.study_figures import StudyFigure, draw
 from kilter.study.results import Results, Run
 from kilter.study.tables import NAMES, comma_separated, markdown, numbers

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kilter import trees
+from kilter.blocks.server_optimiser import optimised
 from kilter.core import (
     SERVER,
     AtNodes,
@@ -24,6 +25,7 @@ from kilter.core import (
     Mail,
     Method,
     Node,
+    Params,
     Post,
     Replies,
     Rows,
@@ -166,6 +168,10 @@ class Runtime(Federation):
         assert self.bench is not None
         return joined(predict_part(method, state, self.bench, part) for part in range(parts(self.bench)))
 
+    def distribute(self, method: Method, state: Tree, best: Params | None, card: str) -> list[str]:
+        """Give the final models to the sites of a deployed run; who has received them. A simulation keeps them itself."""
+        return []
+
     def after(self, round: int) -> int:
         """The next round. A participant that was away skips to the round of the others."""
         return round + 1
@@ -304,7 +310,7 @@ class Runtime(Federation):
         if self.aggregator != SERVER and (away := self.absence(self.aggregator, combine.__name__)):
             self.ledger.failed(self.aggregator, combine.__name__, f"{away}: the state is unchanged")
             return state
-        return self.hub(combine, state, robust(replies, self.robust))
+        return self.hub(optimised(combine), state, robust(replies, self.robust))
 
     def absence(self, node: str, step: str) -> str | None:
         """Why a node cannot run this step; None if it can."""

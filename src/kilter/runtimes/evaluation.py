@@ -5,22 +5,42 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Protocol, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kilter.core import Method, Node, Rows, Tree
+from kilter.core import AtNodes, Data, Method, Node, Params, Rows, Tree
 from kilter.metrics import Direction, confusion, local_accuracy, per_class, recalls
 from kilter.records.codec import Unreadable, read_report
-from kilter.records.types import ClientReport, Evaluation, Metrics, ModelScores, Spread
+from kilter.records.model_card import data_lines, model_card
+from kilter.records.model_info import BEST, CARD, FROZEN, LAST, ModelInfo
+from kilter.records.model_info import FILE as MODEL_INFO
+from kilter.records.run_folder import Store, personal_file, read_partition, write
+from kilter.records.types import ClientReport, Evaluation, Metrics, ModelScores, Spread, Summary
+from kilter.records.wire import Malformed
 from kilter.runtimes.ledger import Ledger
+from kilter.runtimes.personal_layers import own_model, own_outputs
+from kilter.runtimes.step_names import StepName
 
 SAMPLE = 2000  # rows of the common test set that evaluate personal models between rounds
 PART = 1000  # rows of the common test set that one process predicts at a time
 NOT_FINITE = "a metric was not a finite number"
 BATCH_BYTES = 16 << 20  # bytes of several nodes' rows that are predicted together
+
+
+LONGEST_CARD = 1_000_000  # characters of a model card
+POOL = "~pool"  # where a peer keeps its own state of `pool`
+
+
+class Nodes(Protocol):
+    """A runtime, as far as the models of its nodes matter here."""
+
+    clients: dict[str, Data]
+    states: dict[str, dict[str, Tree]]
+
+    def node(self, name: str, step: StepName, round: int, state: dict[str, Tree]) -> Node: ...
 
 
 class ByClass(TypedDict):
@@ -40,7 +60,10 @@ class EvaluationOrder(TypedDict):
 
 def is_personal(method: Method) -> bool:
     """Whether nodes have models of their own."""
-    return type(method).personal is not Method.personal
+    kind = type(method)
+    if method.task.personal:
+        return True
+    return kind.personal is not Method.personal or kind.personal_model is not Method.personal_model
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,13 +132,13 @@ def examine(
         elif len(rows):
             report[name] = yield EvaluationRequest(method, state, rows)
         if is_personal(method):
-            report[f"own_{name}"] = measured(method.personal(node, state, rows["x"]), rows) if len(rows) else None
+            report[f"own_{name}"] = measured(own_outputs(method, node, state, rows["x"]), rows) if len(rows) else None
     if is_personal(method) or alone:
         common = sample_rows(node.bench, full)
         outputs = None
         if common is not None and len(common):
             x = common["x"]
-            outputs = method.personal(node, state, x) if is_personal(method) else method.predict(state, x)
+            outputs = own_outputs(method, node, state, x) if is_personal(method) else method.predict(state, x)
         report["own_bench"] = None if common is None else measured(outputs, common)
         common_scores = None if common is None or outputs is None else by_class(method, outputs, common["y"])
     if common_scores and len(node.data.train):
@@ -186,6 +209,12 @@ def read_reports(replies: Mapping[str, Tree], ledger: Ledger) -> dict[str, Clien
     return reports
 
 
+def chosen_by(method: Method, valid: Metrics | None) -> str:
+    """The metric that chooses the best round: the task's main metric, or the loss where that is not measured."""
+    main = method.task.main
+    return main if valid is None or main in valid else "loss"
+
+
 def spread(values: Sequence[float | None], better: Direction = "higher") -> Spread | None:
     """A metric over clients, with the mean of the worst tenth (at least one client); None without finite values.
 
@@ -237,3 +266,82 @@ def _validation(reports: Sequence[ClientReport], personal: bool) -> Metrics | No
         valid[name] = sum(value * k for value, k in known) / sum(k for _, k in known) if known else None
     clear_non_finite(valid)
     return valid
+
+
+# The models at the end of a run -------------------------------------------------------------------------------------
+
+
+def save_final_models(
+    method: Method,
+    fed: Nodes,
+    state: Tree,
+    store: Store,
+    summary: Summary,
+    reports: dict[str, ClientReport],
+    info: ModelInfo | None,
+) -> str:
+    """Write the models and the model card to the run folder; the text of the card."""
+    names = method.task.names
+    model = None if isinstance(state, AtNodes) or method.task.personal else method.model(state)
+    if method.task.frozen:
+        store.save_model(method.task.frozen_weights(), {name: name for name in method.task.frozen}, FROZEN)
+    if model is not None:
+        store.save_model(model, names)
+    for client, own in personal_models(method, fed, state, summary.rounds).items():
+        store.save_personal(client, own, names)
+    if info is None:
+        return ""
+    card = model_card(info, summary, reports, data_lines(read_partition(store.folder)))
+    write(store.path(CARD), card)
+    write(store.path(MODEL_INFO), info.text())
+    return card
+
+
+def personal_models(method: Method, fed: Nodes, state: Tree, round: int) -> dict[str, Params]:
+    """The own model of every node in this process, where it is one network: between peers, of every node."""
+    alone = isinstance(state, AtNodes)
+    models: dict[str, Params] = {}
+    if not alone and not is_personal(method):
+        return models
+    shared = None if alone else method.shared(state)
+    for name in fed.clients:
+        node = fed.node(name, StepName("personal"), round, fed.states.get(name, {}))
+        if alone and POOL not in node.state:
+            continue
+        mine = node.state[POOL] if alone else shared
+        own = own_model(method, node, mine) if is_personal(method) else method.model(mine)
+        if own is not None:
+            models[name] = own
+    return models
+
+
+def received_models(
+    method: Method, node: Node, message: Tree
+) -> tuple[dict[str, tuple[Params, Mapping[str, str]]], str]:
+    """The models that a site receives at the end: by file, with their names in the module; and the model card."""
+    if not isinstance(message, dict) or set(message) != {"state", "best", "card"}:
+        raise Malformed("the final models are not what was expected")
+    card, best, state = message["card"], message["best"], message["state"]
+    if not isinstance(card, str) or len(card) > LONGEST_CARD:
+        raise Malformed("the model card is no text")
+    alone, task = isinstance(state, AtNodes), method.task
+    mine = node.state.get(POOL) if alone else state
+    last = None if (mine is None and alone) or task.personal else method.model(mine)
+    own = own_model(method, node, mine) if is_personal(method) else last if alone else None
+    models: dict[str, tuple[Params, Mapping[str, str]]] = {}
+    for file, model in ((LAST, None if alone else last), (BEST, best), (personal_file(node.id), own)):
+        if model is not None:
+            _check_model(model, task.init_whole(0))
+            models[file] = model, task.names
+    if task.frozen:
+        models[FROZEN] = task.frozen_weights(), {name: name for name in task.frozen}
+    return models, card
+
+
+def _check_model(model: Params, expected: Params) -> None:
+    """Refuse what is not a model of this task."""
+    if not isinstance(model, dict) or set(model) != set(expected):
+        raise Malformed("the final model has other parameters than the network")
+    for name, value in expected.items():
+        if model[name].shape != value.shape or model[name].dtype != value.dtype:
+            raise Malformed(f"the final model has another shape or type at {name}")

@@ -24,9 +24,10 @@ from torch import Tensor
 
 from kilter.core import Data, Rows, Tree
 from kilter.errors import Mistake
-from kilter.experiment import Experiment, MakeSimulation, versions
+from kilter.experiment import Experiment, MakeSimulation
 from kilter.plugins import is_file_spec
 from kilter.records import wire
+from kilter.records.versions import versions
 from kilter.runtimes.autotune import WorkSplit
 from kilter.runtimes.simulation import Fault, Simulation
 from kilter.runtimes.step_runner import Done

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol, Self, TypedDict
 
 import torch
 from torch import Tensor
@@ -62,6 +62,20 @@ class Pool(Protocol):
     ) -> Iterator[tuple[str, Done, State | None]]: ...
 
     def close(self) -> None: ...
+
+
+class SimulationOptions(TypedDict):
+    """The keyword arguments of Simulation that an experiment sets."""
+
+    bench: Rows | None
+    public: Rows | None
+    topology: str
+    seed: int
+    workers: int | Literal["auto"]
+    plain: bool
+    device: str
+    precision: str
+    faults: Fault | None
 
 
 class Simulation(Runtime):

@@ -4,7 +4,7 @@ train                        a step of the method
 spread:train                 peers: run `train`, then send the result to every neighbour
 gather:combine               peers: run `combine` on the letters that arrived
 gather:trimmed:0.2:combine   the same, after the robust rule `trimmed:0.2` was applied to the letters
-:evaluate, :look, :adopt, :summarise     steps of the framework
+:evaluate, :look, :adopt, :summarise, :receive   steps of the framework
 """
 
 from __future__ import annotations
@@ -85,4 +85,5 @@ EVALUATE = StepName("evaluate", StepKind.FRAMEWORK)  # measure models on a node'
 LOOK = StepName("look", StepKind.FRAMEWORK)  # a simulator's processes share the common test set
 ADOPT = StepName("adopt", StepKind.FRAMEWORK)  # peers: start from this state
 SUMMARISE = StepName("summarise", StepKind.FRAMEWORK)  # statistics of a site's rows, for the preparation of the data
-FRAMEWORK_STEPS = tuple(map(str, (EVALUATE, LOOK, ADOPT, SUMMARISE)))
+RECEIVE = StepName("receive", StepKind.FRAMEWORK)  # sites get the final models
+FRAMEWORK_STEPS = tuple(map(str, (EVALUATE, LOOK, ADOPT, SUMMARISE, RECEIVE)))

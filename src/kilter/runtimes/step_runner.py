@@ -14,17 +14,18 @@ from inspect import isgenerator
 from pathlib import Path
 from typing import Any
 
+from kilter.blocks.server_optimiser import optimised
 from kilter.core import AtNodes, Fit, Method, Node, Note, Params, Post, Replies, Step, Tree, Unread
 from kilter.errors import Mistake
 from kilter.fast import switch
 from kilter.fast.fits import run as run_fits
 from kilter.records.types import Metrics
 from kilter.records.wire import Facts
-from kilter.runtimes.evaluation import EvaluationRequest, evaluate_requests, examine, predict_part
+from kilter.runtimes.evaluation import POOL, EvaluationRequest, evaluate_requests, examine, predict_part
+from kilter.runtimes.personal_layers import with_personal_layers
 from kilter.runtimes.robust import robust
-from kilter.runtimes.step_names import ADOPT, EVALUATE, LOOK, StepKind, StepName
+from kilter.runtimes.step_names import ADOPT, EVALUATE, LOOK, RECEIVE, StepKind, StepName
 
-POOL = "~pool"  # where a peer keeps its own state of `pool`
 RunningStep = Generator[Any, Tree, Tree]  # yields requests (Fit, Look) and is sent the answers
 
 
@@ -99,9 +100,13 @@ def resolve(method: Method, name: StepName) -> Step:
         return lambda node, message: _look(method, node, message)
     if name == ADOPT:
         return _adopt
+    if name == RECEIVE:
+        return lambda node, message: True  # the site writes the models to its folder
     step: Any = getattr(method, name.step, None)
     if not getattr(step, "is_step", False):
         raise Mistake(f"The method '{type(method).__name__}' has no step '{name}'.")
+    if name.kind is not StepKind.GATHER and method.task is not None and method.task.personal:
+        step = with_personal_layers(method, step)
     if name.kind is StepKind.SPREAD:
         return lambda node, message: _spread(method, step, node, message)
     if name.kind is StepKind.GATHER:
@@ -143,7 +148,7 @@ def _gather(step: Callable[..., Tree], node: Node, box: dict[str, Tree], rule: s
     """Combine what my neighbours and I wrote into my own next state."""
     if box:
         replies = robust(Replies(box, of=len(node.peers) + 1), rule)
-        node.state[POOL] = yield from _run(step(node, node.state[POOL], replies))
+        node.state[POOL] = yield from _run(optimised(step)(node, node.state[POOL], replies))
 
 
 def run_step(step: Step, nodes: Sequence[Node], messages: Sequence[Tree]) -> list[Done]:

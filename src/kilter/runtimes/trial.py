@@ -18,6 +18,7 @@ from kilter.runtimes.base import Runtime
 from kilter.runtimes.step_names import StepName
 from kilter.runtimes.step_runner import Done, resolve
 from kilter.tasks import Task
+from kilter.tasks.kinds import CLASSIFICATION
 from kilter.train import Plan, lengths, run_one
 from kilter.trees import leaves
 
@@ -52,10 +53,26 @@ def try_model(task: Task, spec: str, clients: Mapping[str, Data], plan: Plan, cl
         ) from error
     if not isinstance(outputs, Tensor):
         raise Mistake(f"The model {spec} returns a {type(outputs).__name__}: its forward must return one tensor.")
-    if outputs.dim() != 2 or len(outputs) != rows or outputs.shape[1] < classes:
+    if task.kind not in CLASSIFICATION:
+        _try_loss(task, spec, outputs, batch["y"])
+    elif outputs.dim() != 2 or len(outputs) != rows or outputs.shape[1] < classes:
         raise Mistake(
             f"The model {spec} returns outputs of shape {tuple(outputs.shape)} for {rows} rows of {classes} classes: "
             f"it must return ({rows}, {classes})."
+        )
+
+
+def _try_loss(task: Task, spec: str, outputs: Tensor, y: Tensor) -> None:
+    """Whether the task's loss accepts these outputs."""
+    try:
+        losses = task.rows_loss(outputs, y)
+        fits = losses.shape == y.shape[:1]
+    except (RuntimeError, IndexError, ValueError):
+        fits = False
+    if not fits:
+        raise Mistake(
+            f"The model {spec} returns outputs of shape {tuple(outputs.shape)}, which the task {task.kind} cannot use "
+            f"with targets of shape {tuple(y.shape)}: choose another model."
         )
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import tomli_w
 from rich.console import Console
 
-from kilter.experiment import commit
 from kilter.records.run_folder import write
+from kilter.records.versions import commit
 from kilter.study import tuning
 from kilter.study.folder import Folder
 from kilter.study.grid import Study

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kilter.errors import Mistake
+from kilter.metrics import Direction
+from kilter.records.display import SHARES, metric
 from kilter.records.run_folder import read_clients, read_rounds, read_summary
 from kilter.records.types import ClientReport, Notice, Round, Spread
 from kilter.study.folder import Folder
@@ -51,6 +53,13 @@ class Run:
     series: dict[str, dict[int, float]] = field(default_factory=dict)  # what the method records: mean over nodes
     setup_series: list[str] = field(default_factory=list)  # those of them that were recorded during the set-up
     notices: list[Notice] = field(default_factory=list)  # what did not happen as intended
+    metric: str = "accuracy"  # the task's main metric: what `accuracy`, `curves`, `worst` and `clients` hold
+    better: Direction = "higher"
+
+    def rising(self, measure: str) -> dict[int, float]:
+        """The curve of a measure; with the opposite sign where lower is better."""
+        sign = 1 if self.better == "higher" else -1
+        return {t: sign * v for t, v in self.curves[measure].items()}
 
 
 @dataclass(frozen=True)
@@ -116,6 +125,8 @@ class Results:
     choices: list[Choice]
     budget: int = 0
     notes: list[str] = field(default_factory=list)
+    metric: str = "accuracy"  # the main metric of the runs
+    scale: int = 100  # 1 for a metric that is not shown in per cent
 
 
 def gather(
@@ -149,7 +160,9 @@ def tabulate(
     notes = []
     if len(versions) > 1:
         notes.append("The runs used different versions of the code or its libraries: see `versions` in results.json.")
-    return Results(study, cells, list(failures), list(chosen.values()), budget, notes)
+    main = next((r.metric for some in runs.values() for r in some), "accuracy")
+    scale = 100 if main in SHARES else 1
+    return Results(study, cells, list(failures), list(chosen.values()), budget, notes, main, scale)
 
 
 def read_run(job: Job, folder: Path) -> Run:
@@ -159,9 +172,12 @@ def read_run(job: Job, folder: Path) -> Run:
         versions = tomllib.loads((folder / "experiment.toml").read_text()).get("versions", {})
     except (OSError, ValueError):
         raise Mistake(f"'{folder}' is damaged: delete it, and the study runs it again.") from None
-    client, local = summary.client_accuracy, summary.local_accuracy
+    main, of_all = summary.chosen_by, summary.last.scores
+    of_classes = main == "accuracy"
+    client = summary.client_accuracy if of_classes else summary.last.client.get(main)
+    local = summary.local_accuracy if of_classes else None
     last = {
-        "global": summary.global_accuracy,
+        "global": summary.global_accuracy if of_classes else of_all.metrics.get(main) if of_all else None,
         "client": client.mean if client else None,
         "local": local.mean if local else None,
     }
@@ -172,12 +188,12 @@ def read_run(job: Job, folder: Path) -> Run:
         seed=job.seed,
         folder=job.folder,
         accuracy={k: v for k, v in last.items() if v is not None},
-        curves=_curves(rounds),
+        curves=_curves(rounds, main),
         # Between clients and a server, up and down are different letters; between clients, they are the same ones.
         spent={r.round: r.bytes_up + (r.bytes_down if job.experiment.topology == "star" else 0) for r in rounds},
         worst=client.worst_decile if client else None,
         bench={part: over for part, over in bench.items() if over},
-        clients=[a for report in clients.last.clients.values() if (a := client_accuracy(report)) is not None],
+        clients=[a for report in clients.last.clients.values() if (a := client_metric(report, main)) is not None],
         seconds=summary.seconds,
         failures=summary.failures,
         own_models=summary.global_model != "global",
@@ -191,19 +207,21 @@ def read_run(job: Job, folder: Path) -> Run:
         series=series,
         setup_series=setup_series,
         notices=summary.notices,
+        metric=main,
+        better=summary.directions.get(main, "higher"),
     )
 
 
-def _curves(rounds: Sequence[Round]) -> dict[str, dict[int, float]]:
+def _curves(rounds: Sequence[Round], main: str) -> dict[str, dict[int, float]]:
     curves: dict[str, dict[int, float]] = {m: {} for m in (*MEASURES, "loss")}
     for r in rounds:
         if r.loss is not None:
             curves["loss"][r.round] = r.loss
-        if (at := r.global_accuracy) is not None:
+        if (at := (r.global_metrics or {}).get(main)) is not None:
             curves["global"][r.round] = at
-        if client := r.client_accuracy:
+        if client := r.client.get(main):
             curves["client"][r.round] = client.mean
-        if local := r.bench.get("local"):
+        if (local := r.bench.get("local")) and main == "accuracy":
             curves["local"][r.round] = local.mean
     return curves
 
@@ -218,9 +236,9 @@ def _series(rounds: Sequence[Round]) -> tuple[dict[str, dict[int, float]], list[
     return {name: {t: sum(v) / len(v) for t, v in points.items()} for name, points in values.items()}, setup
 
 
-def client_accuracy(report: ClientReport) -> float | None:
-    """The accuracy of the model a client would use: its own where it has one."""
-    return (report.own_test or report.test or {}).get("accuracy")
+def client_metric(report: ClientReport, metric: str) -> float | None:
+    """A metric of the model a client would use: its own where it has one."""
+    return (report.own_test or report.test or {}).get(metric)
 
 
 def _cell(
@@ -240,14 +258,15 @@ def _cell(
     }
     lines = []
     for label, some in mine.items():
-        curves = [(r.curves[study.measure], r.spent) for r in some]
+        curves = [(r.rising(study.measure), r.spent) for r in some]
+        sign = 1 if all(r.better == "higher" for r in some) else -1
         lines.append(
             Line(
                 label,
                 some,
                 {m: differences[m].get(label) for m in MEASURES},
-                [] if target is None else [rounds_to_target(c, target) for c, _ in curves],
-                [] if target is None else [bytes_to_target(c, s, target) for c, s in curves],
+                [] if target is None else [rounds_to_target(c, sign * target) for c, _ in curves],
+                [] if target is None else [bytes_to_target(c, s, sign * target) for c, s in curves],
                 ecr.get(label),
                 chosen.get((cell.name, label)),
                 _printed(study, cell, label),
@@ -264,12 +283,12 @@ def _target(study: Study, cell: Cell, reference: Sequence[Run]) -> tuple[float |
     if study.target != "reference" or not final:
         return None, "no target"
     mean = sum(final) / len(final)
-    return mean, f"{study.reference}'s final {100 * mean:.1f} %"
+    return mean, f"{study.reference}'s final {metric(reference[0].metric, mean)}"
 
 
 def mean_curve(runs: Sequence[Run], measure: str) -> dict[int, float]:
     """The mean over seeds at the rounds that every run evaluated."""
-    curves = [r.curves[measure] for r in runs if r.curves[measure]]
+    curves = [r.rising(measure) for r in runs if r.curves[measure]]
     common = sorted(set.intersection(*map(set, curves))) if curves else []
     return {t: sum(c[t] for c in curves) / len(curves) for t in common}
 

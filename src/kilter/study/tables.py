@@ -34,13 +34,32 @@ class Sheet:
 # Numbers as text ---------------------------------------------------------------------------------------------------
 
 
-def difference(d: Difference | None) -> list[str]:
+def shown(results: Results, value: tuple[float, float | None] | None) -> str:
+    """A mean and a standard deviation of the main metric."""
+    if results.scale == 100 or value is None:
+        return accuracy(value)
+    mean, std = value
+    return f"{mean:.4g}" + (f" ± {std:.2g}" if std is not None else "")
+
+
+def named(results: Results, measure: str) -> str:
+    """A measure by its name: Global accuracy, Client mae."""
+    return NAMES[measure].replace("accuracy", results.metric)
+
+
+def unit(results: Results) -> str:
+    return " in %" if results.scale == 100 else ""
+
+
+def difference(d: Difference | None, scale: int = 100) -> list[str]:
     """A difference with its interval in points, p, p corrected by Holm, and the verdict."""
     if d is None:
         return ["", "", "", ""]
-    interval = f" [{100 * d.low:+.1f}, {100 * d.high:+.1f}]" if d.low is not None and d.high is not None else ""
+    form = "+.1f" if scale == 100 else "+.3g"
+    known = d.low is not None and d.high is not None
+    interval = f" [{scale * (d.low or 0.0):{form}}, {scale * (d.high or 0.0):{form}}]" if known else ""
     ps = ["-" if p is None else f"{p:.2g}" for p in (d.p, d.p_holm)]
-    return [f"{100 * d.mean:+.1f}{interval}", *ps, d.verdict]
+    return [f"{scale * d.mean:{form}}{interval}", *ps, d.verdict]
 
 
 def reached(line: Line, what: str) -> str:
@@ -90,11 +109,12 @@ def overview(results: Results) -> Sheet:
         row = [_name(results, results.cells[0].lines[at], note=False)]
         for cell in results.cells:
             d = cell.lines[at].differences[m]
-            row.append(accuracy(cell.lines[at].over_seeds(m)) + (MARKS.get(d.verdict, "") if d else ""))
+            row.append(shown(results, cell.lines[at].over_seeds(m)) + (MARKS.get(d.verdict, "") if d else ""))
         rows.append(row)
         assert results.cells[0].lines[at].label == entry.label
     title = (
-        f"{NAMES[m]} in %, mean ± std over seeds; ▲ higher, ▼ lower than {results.study.reference}; △, ▽: uncorrected"
+        f"{named(results, m)}{unit(results)}, mean ± std over seeds; ▲ higher, ▼ lower than {results.study.reference}; "
+        "△, ▽: uncorrected"
     )
     return Sheet(title, ["method", *(c.cell.name for c in results.cells)], rows)
 
@@ -106,17 +126,17 @@ def accuracies(results: Results, cell: CellResult, measure: str) -> Sheet:
     headings += [f"minus {results.study.reference}", "p", "p (Holm)", "in words", *(["paper"] if printed else [])]
     rows = []
     for line in cell.lines:
-        row = [_name(results, line, note=measure == "global"), accuracy(line.over_seeds(measure))]
+        row = [_name(results, line, note=measure == "global"), shown(results, line.over_seeds(measure))]
         if worst:
             w = line.mean("worst")
-            row.append("-" if w is None else f"{100 * w:.1f}")
+            row.append("-" if w is None else f"{100 * w:.1f}" if results.scale == 100 else f"{w:.4g}")
         is_reference = line.label == results.study.reference
-        row += ["", "", "", "reference"] if is_reference else difference(line.differences[measure])
+        row += ["", "", "", "reference"] if is_reference else difference(line.differences[measure], results.scale)
         if printed:
             std = line.paper.get("std")
             row.append(accuracy((line.paper[measure], std)) if measure in line.paper else "-")
         rows.append(row)
-    return Sheet(f"{cell.cell.name}: {NAMES[measure].lower()} in %", headings, rows)
+    return Sheet(f"{cell.cell.name}: {named(results, measure).lower()}{unit(results)}", headings, rows)
 
 
 def extremes(results: Results, cell: CellResult) -> Sheet:
@@ -203,8 +223,8 @@ def caption(results: Results) -> list[str]:
     if any(line.own_models for cell in results.cells for line in cell.lines):
         lines.append("* no global model: the mean over the clients' own models on the common test set.")
     lines.append(
-        "Client accuracy: the mean over clients, each on its own test rows with the model it would use; worst tenth: the mean "
-        "over the worst tenth of the clients."
+        f"{named(results, 'client')}: the mean over clients, each on its own test rows with the model it would use; "
+        "worst tenth: the mean over the worst tenth of the clients."
     )
     if study.measure == "local":
         lines.append(
@@ -212,7 +232,7 @@ def caption(results: Results) -> list[str]:
             "weighted by their shares of the client's training rows; global beside it: the same test set, unweighted."
         )
     lines.append(
-        f"Target: the first evaluated round whose {study.measure} accuracy reaches it, median over seeds (never counts as "
+        f"Target: the first evaluated round whose {study.measure} {results.metric} reaches it, median over seeds (never counts as "
         "infinite); bytes: all training traffic, every letter counted once, set-up included."
     )
     if study.proposed:

@@ -161,6 +161,7 @@ def score(folder: Folder, job: Job) -> Score | None:
     if not folder.is_done(job):
         return None
     summary = read_summary(folder.run(job))
-    metric = summary.chosen_by
-    value = (summary.last.valid or {}).get(metric)
+    valid = summary.last.valid or {}
+    metric = summary.chosen_by if summary.chosen_by in valid else "loss"
+    value = valid.get(metric)
     return None if value is None else Score(value, metric, summary.directions.get(metric) or direction(metric))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -14,6 +15,17 @@ from kilter.tasks import losses, scores
 from kilter.tasks.losses import LossRule, RowLoss, TargetFacts
 
 CLASSIFIER_METRICS: Mapping[str, Metric] = {"auroc": scores.auroc, "auprc": scores.auprc, "brier": scores.brier}
+
+
+class TaskArguments(TypedDict):
+    """What a kind decides about a `Task`."""
+
+    loss: RowLoss
+    metrics: Mapping[str, Metric] | None
+    more: Mapping[str, Metric]
+    main: str
+    units: tuple[float, float] | None
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,17 @@ class TaskKind:
         rule, number = losses.parse(spec, self.losses)
         return rule.make(target, number)
 
+    def arguments(self, loss: str, metrics: str, target: TargetFacts) -> TaskArguments:
+        """The arguments of a `Task` of this kind."""
+        return {
+            "loss": self.loss(loss, target),
+            "metrics": self.metrics,
+            "more": self.extra(metrics),
+            "main": self.main,
+            "units": (target.mean, target.std) if self.in_units else None,
+            "kind": self.name,
+        }
+
     def check(self, loss: str, metrics: str) -> None:
         """Refuse unknown names."""
         losses.parse(loss, self.losses)
@@ -54,10 +77,6 @@ class TaskKind:
                     raise Mistake(f"The task {self.name} has no further metrics: leave out --metrics.")
                 raise unknown(f"metric of the task {self.name}", name, self.more)
         return {name: self.more[name] for name in wanted if name in self.more}
-
-    def all_metrics(self, names: str) -> dict[str, Metric] | None:
-        """The default metrics and these; None: those of a classifier and nothing more."""
-        return None if self.metrics is None else {**self.metrics, **self.extra(names)}
 
 
 def _survival_outputs(_: TargetFacts, loss: str) -> int:
@@ -131,6 +150,19 @@ def kind_of(name: str) -> TaskKind:
     if name not in KINDS:
         raise unknown("task", name, KINDS)
     return KINDS[name]
+
+
+def choose_kind(wanted: str, hint: str) -> TaskKind:
+    """The kind of task that was asked for (`auto`: none in particular), given what the data is for."""
+    name = wanted if wanted != "auto" else hint or "multi-class"
+    kind = kind_of(name)
+    if hint and hint not in CLASSIFICATION and name != hint:
+        raise Mistake(f"The data is for the task {hint}, and the experiment's task is {name}: use --task {hint}.")
+    if name not in CLASSIFICATION and name != hint:
+        raise Mistake(
+            f"The task is {name}, and the data has labels for '{hint or 'multi-class'}': a site gives --task, too."
+        )
+    return kind
 
 
 def prediction(kind: str, outputs: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -94,7 +94,7 @@ def _weighted(target: TargetFacts, _: float) -> RowLoss:
     return lambda outputs, y: cross_entropy(outputs, y, reduction="none") * weights.to(outputs.device)[y]
 
 
-def class_weights(counts: list[int]) -> tuple[float, ...]:
+def class_weights(counts: Sequence[int]) -> tuple[float, ...]:
     """n / (C n_c): every class counts the same in all; a class without rows has weight 1.
 
     >>> class_weights([90, 10])

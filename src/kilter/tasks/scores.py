@@ -7,6 +7,7 @@ another library.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -48,18 +49,17 @@ def average_precision(scores: Tensor, positive: Tensor) -> float | None:
     if not hits:
         return None
     order = scores.double().argsort(descending=True, stable=True)
-    found = positive.bool()[order].double().cumsum(0)
+    true_positives = positive.bool()[order].double().cumsum(0)
     ordered = scores.double()[order]
     ends = torch.cat([ordered[1:] != ordered[:-1], torch.ones(1, dtype=torch.bool)])  # equal scores are one threshold
     counts = torch.arange(1, len(order) + 1).double()[ends]
-    recall = found[ends] / hits
+    recall = true_positives[ends] / hits
     before = torch.cat([torch.zeros(1).double(), recall[:-1]])
-    return float(((recall - before) * found[ends] / counts).sum())
+    return float(((recall - before) * true_positives[ends] / counts).sum())
 
 
-def _classes(outputs: Tensor, y: Tensor, area: object) -> float | None:
+def _classes(outputs: Tensor, y: Tensor, area: Callable[[Tensor, Tensor], float | None]) -> float | None:
     """An area for two classes, or the mean over the classes that occur against the rest."""
-    assert callable(area)
     p = torch.softmax(outputs.double(), 1)
     if p.shape[1] == 2:
         return area(p[:, 1], y == 1)
@@ -99,9 +99,9 @@ def label_auprc(outputs: Tensor, y: Tensor) -> float | None:
 
 def label_f1(outputs: Tensor, y: Tensor) -> float | None:
     """F1, the mean over the labels that occur among targets or predictions."""
-    said, truth = (outputs > 0).double(), y.double()
-    both, all_ = (said * truth).sum(0), said.sum(0) + truth.sum(0)
-    return _mean([float(2 * b / a) if a else None for b, a in zip(both, all_, strict=True)])
+    predicted, truth = (outputs > 0).double(), y.double()
+    both, total = (predicted * truth).sum(0), predicted.sum(0) + truth.sum(0)
+    return _mean([float(2 * b / t) if t else None for b, t in zip(both, total, strict=True)])
 
 
 def label_accuracy(outputs: Tensor, y: Tensor) -> float:

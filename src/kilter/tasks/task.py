@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatch
+from hashlib import blake2b
 from pathlib import Path
 
 import torch
@@ -18,6 +20,7 @@ from kilter.fast.single import Quick
 from kilter.metrics import CLASSIFICATION, Direction, Measured, Metric, direction, measure_each
 from kilter.params import BUFFER, count, weights
 from kilter.seeds import derive
+from kilter.tasks.augment import mixed_losses, parse_augmentation
 from kilter.tasks.losses import row_cross_entropy
 
 EVAL_BATCH = 250  # rows in one evaluation batch
@@ -30,7 +33,10 @@ class Task:
     seed. `loss(outputs, y)` returns one loss for each row. `metrics` maps names to `f(outputs, y) -> float` (default: the metrics
     of a classifier); `more` are added to the default ones. `main` is the metric that chooses the best round. `mean` and `std`
     standardise the channels of images before the network. `units`, a mean and a deviation, turn outputs into the target's units:
-    outputs * deviation + mean. Frozen parameters (`requires_grad_(False)`) are not trained.
+    outputs * deviation + mean. `augment` names augmentations of training batches: flip, crop, colour, mixup.
+
+    Frozen parameters (`requires_grad_(False)`) are constants of the task. They are not part of a model, so they are neither
+    sent nor stored with it. `personal` are patterns of layers that stay at a node (`--personal`).
 
     >>> task = Task(lambda: nn.Linear(2, 3))
     >>> sorted(task.init(seed=0))
@@ -49,6 +55,8 @@ class Task:
         main: str = "",
         units: tuple[float, float] | None = None,
         kind: str = "",
+        personal: Sequence[str] = (),
+        augment: str = "",
     ) -> None:
         self._make = module if not isinstance(module, nn.Module) else None
         net = copy.deepcopy(module) if isinstance(module, nn.Module) else self._fresh(0)
@@ -57,14 +65,18 @@ class Task:
         self._train_fast = pool_before_relu(copy.deepcopy(net)).train()
         self._init: dict[int, Params] = {}  # the initial model of the last seed
         self.rows_loss = loss
+        self._augmentations, self._mixes = parse_augmentation(augment)
         self.metrics = metrics
         self.more = dict(more or {})
         self.main = main or ("accuracy" if metrics is None or "accuracy" in metrics else "loss")
         self.units = units
+        self.facts: Mapping[str, object] = {}  # of the rows it was built for, where an experiment built it
         self.kind = kind or ("multi-class" if metrics is None else "custom")
-        # Names in the module -> names in Params. Frozen parameters count as buffers: they are never trained.
-        self.names = {name: name if p.requires_grad else BUFFER + name for name, p in net.named_parameters()}
+        # Names in the module -> names in Params
+        self.names = {name: name for name, p in net.named_parameters() if p.requires_grad}
+        self.frozen = tuple(name for name, p in net.named_parameters() if not p.requires_grad)
         self.names |= {name: BUFFER + name for name, _ in net.named_buffers() if name in net.state_dict()}
+        self.personal = self._matching(personal)
         shape = (1, -1, 1, 1)
         self._shift = None if mean is None else torch.tensor(mean).reshape(shape)
         self._spread = None if std is None else torch.tensor(std).reshape(shape)
@@ -80,8 +92,45 @@ class Task:
         """The network as a module, to inspect its structure."""
         return self._eval
 
+    def _matching(self, patterns: Sequence[str]) -> frozenset[str]:
+        """Names in Params of the layers that match one of these patterns."""
+        matching = frozenset(ours for name, ours in self.names.items() if any(fnmatch(name, p) for p in patterns))
+        for pattern in patterns:
+            if not any(fnmatch(name, pattern) for name in self.names):
+                some = ", ".join(list(self.names)[:4])
+                raise Mistake(f"No layer of the network matches '{pattern}' (it has {some}, ...): see --personal.")
+        if matching and len(matching) == len(self.names):
+            raise Mistake("Every layer would stay at its node, so nothing would be shared: use the method solo.")
+        return matching
+
+    def frozen_weights(self) -> Params:
+        """The frozen parameters by their names in the module."""
+        return {name: p.detach() for name, p in self._eval.named_parameters() if name in self.frozen}
+
+    def frozen_digest(self) -> str:
+        """Tells one set of frozen parameters from another; empty if there are none."""
+        if not self.frozen:
+            return ""
+        digest = blake2b(digest_size=16)
+        for name, value in sorted(self.frozen_weights().items()):
+            digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+            digest.update(value.contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def set_frozen(self, values: Mapping[str, Tensor]) -> None:
+        """Use these frozen parameters, by their names in the module."""
+        if missing := set(self.frozen) - set(values):
+            raise Mistake(f"The frozen weights have no {min(missing)}: they belong to another network.")
+        for net in (self._train, self._train_fast, self._eval):
+            net.load_state_dict({name: values[name] for name in self.frozen}, strict=False)
+        self._buffers.clear()
+
     def init(self, seed: int) -> Params:
-        """The initial model: the weights of the module, or new ones from this seed."""
+        """The initial model: the weights of the module, or new ones from this seed. Without what stays at nodes."""
+        return {k: v for k, v in self.init_whole(seed).items() if k not in self.personal}
+
+    def init_whole(self, seed: int) -> Params:
+        """The initial model with the layers that stay at nodes."""
         if seed not in self._init:
             net = self._train if self._make is None else self._fresh(seed)
             self._init = {seed: {self.names[k]: v.detach() for k, v in net.state_dict().items() if k in self.names}}
@@ -96,10 +145,11 @@ class Task:
     def named(self, *kinds: type[nn.Module]) -> frozenset[str]:
         """Names of the parameters and buffers of layers of these types, e.g. `task.named(nn.BatchNorm2d)`."""
         return frozenset(
-            self.names[f"{path}.{name}" if path else name]
+            self.names[full]
             for path, layer in self._eval.named_modules()
             if isinstance(layer, kinds)
             for name in layer.state_dict()
+            if (full := f"{path}.{name}" if path else name) in self.names
         )
 
     def part(self, prefix: str) -> frozenset[str]:
@@ -135,10 +185,10 @@ class Task:
         return (self._train_fast if switch.enabled() else self._train) if training else self._eval
 
     def _constants(self, device: torch.device) -> Params:
-        """Buffers that are not part of the model (`persistent=False`), on this device."""
+        """What is not part of the model, on this device: buffers with `persistent=False`, and frozen parameters."""
         if device not in self._buffers:
-            named = self._eval.named_buffers()
-            self._buffers[device] = {name: b.to(device) for name, b in named if name not in self.names}
+            fixed = {**dict(self._eval.named_buffers()), **self.frozen_weights()}
+            self._buffers[device] = {name: b.to(device) for name, b in fixed.items() if name not in self.names}
         return self._buffers[device]
 
     def features(self, params: Params, x: Tensor, training: bool = False) -> Tensor:
@@ -166,8 +216,15 @@ class Task:
         return (x - self._shift.to(x.device)) / self._spread.to(x.device)
 
     def losses(self, params: Params, batch: Batch) -> Tensor:
-        """The training loss of each row."""
-        return self.rows_loss(self.outputs(params, batch["x"], training=True), batch["y"])
+        """The training loss of each row, augmented if the task says so."""
+        x = batch["x"]
+        for augment in self._augmentations:
+            x = augment(x)
+
+        def of(x: Tensor, y: Tensor) -> Tensor:
+            return self.rows_loss(self.outputs(params, x, training=True), y)
+
+        return mixed_losses(of, x, batch["y"]) if self._mixes else of(x, batch["y"])
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """The mean training loss. With a column `weight`, losses are weighted by it and divided by the number of rows."""
@@ -217,7 +274,7 @@ class Task:
 
     def size(self) -> int:
         """The number of trained weights."""
-        return count(weights(self.init(0)))
+        return count(weights(self.init_whole(0)))
 
     def restore(self, path: str | Path) -> Params:
         """Load a model that a run saved (`model.safetensors`)."""

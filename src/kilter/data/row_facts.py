@@ -1,0 +1,41 @@
+"""What a method needs to know about rows, wherever they are: to build its network, its loss and its predictions."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import torch
+
+from kilter.data.split import Split
+
+
+class RowFacts(TypedDict):
+    """What a method needs to know about the rows."""
+
+    shape: tuple[int, ...]  # of one sample
+    classes: int  # or labels, or tokens
+    names: tuple[str, ...]  # of the classes or labels
+    mean: tuple[float, ...] | None  # by channel
+    std: tuple[float, ...] | None
+    task: str  # what the data is for; empty: one of several classes
+    target: tuple[float, float]  # mean and deviation of a numeric target
+    class_counts: tuple[int, ...]  # training rows of each class, where the loss needs them
+
+
+def row_facts(split: Split, count: bool) -> RowFacts:
+    """The facts of these rows; with `count`, how many training rows of all clients have each class."""
+    dataset = split.dataset
+    counts: list[int] = []
+    if count:
+        rows = torch.cat([data.train.index for data in split.clients.values()])
+        counts = torch.bincount(dataset.labels[rows], minlength=len(dataset.classes)).tolist()
+    return {
+        "shape": tuple(dataset.x.shape[1:]),
+        "classes": dataset.outputs,
+        "names": dataset.classes,
+        "mean": dataset.mean,
+        "std": dataset.std,
+        "task": dataset.task or ("binary" if dataset.schema and len(dataset.classes) == 2 else ""),
+        "target": dataset.target_moments,
+        "class_counts": tuple(counts),
+    }

@@ -1,0 +1,1 @@
+"""Using a model after a run: load it, predict, evaluate it on other data, export it."""

@@ -1,0 +1,190 @@
+"""A model after its run: best and last, predictions in words, exports that agree, a new site with and without fine-tuning."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import csv as arrow_csv
+
+from kilter.data import TableOptions
+from kilter.errors import Mistake
+from kilter.experiment import Experiment
+from kilter.inference.evaluate import evaluate_at_new_site, fine_tune, new_site_data
+from kilter.inference.export import FORMATS, export, verify
+from kilter.inference.model_folder import SavedModel, load_model
+from kilter.inference.predict import predict, save
+from kilter.inference.rows import read_rows
+from kilter.records.run_folder import Store, read_summary, write
+
+
+def table(path: Path, rows: int = 200, seed: int = 0, header: str = "client,dose,sex,age,label") -> Path:
+    rng = np.random.default_rng(seed)
+    lines = [header]
+    for k in range(rows):
+        dose = rng.normal()
+        cells = {"client": "abc"[k % 3], "dose": f"{dose:.3f}", "sex": "mf"[k % 2]}
+        cells |= {"age": f"{50 + 10 * dose:.2f}", "label": "ill" if dose > 0 else "well"}
+        lines.append(",".join(cells.get(name, "0") for name in header.split(",")))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def run(folder: Path, data: Path | str, **fields: object) -> Path:
+    settings = {"partition": "natural", "clients": 0, "model": "mlp:8", "rounds": 3, "local": {"lr": 0.3}, **fields}
+    experiment = Experiment.of({"data": str(data), **settings})
+    datasets: list = []
+    method, fed = experiment.build(1, None, datasets.append)
+    store = Store(folder)
+    write(folder / "experiment.toml", experiment.write())
+    if datasets[0].preparation is not None:
+        write(folder / "preparation.toml", datasets[0].preparation.text())
+    with fed:
+        experiment.run(method, fed, store)
+    store.close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A finished run on a table with two classes, and its data."""
+    here = tmp_path_factory.mktemp("trained")
+    data = table(here / "data.csv")
+    return run(here / "run", data, drop="age", rounds=8, local={"lr": 0.5, "epochs": 2}), data
+
+
+def test_predictions_have_class_names_and_probabilities(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    folder, data = trained
+    model = load_model(folder)
+    assert model.which == "best"
+    predictions = predict(model, read_rows(model, data))
+    assert predictions.column_names == ["row", "prediction", "p(ill)", "p(well)"]
+    truth = [line.rsplit(",", 1)[1] for line in data.read_text().splitlines()[1:]]
+    assert np.mean(np.array(predictions["prediction"].to_pylist()) == truth) > 0.9
+    assert np.allclose(predictions["p(ill)"].to_numpy() + predictions["p(well)"].to_numpy(), 1, atol=1e-6)
+    save(predictions, tmp_path / "p.parquet")
+    with pytest.raises(Mistake, match=r"\.csv or \.parquet"):
+        save(predictions, tmp_path / "p.txt")
+
+
+def test_columns_are_found_by_name_and_labels_are_not_needed(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    folder, data = trained
+    model = load_model(folder)
+    reordered = table(tmp_path / "new.csv", header="sex,extra,dose")
+    x = read_rows(model, reordered)
+    assert torch.equal(x, read_rows(model, data))
+    with pytest.raises(Mistake, match="no column 'sex'"):
+        read_rows(model, table(tmp_path / "other.csv", header="dose,age"))
+    np.savez(tmp_path / "x.npz", x=np.zeros((2, 9), dtype=np.float32))
+    with pytest.raises(Mistake, match="the model needs"):
+        read_rows(model, tmp_path / "x.npz")
+
+
+def test_best_is_the_model_of_the_best_round_and_last_of_the_last(tmp_path: Path) -> None:
+    data = table(tmp_path / "data.csv")
+    folder = run(tmp_path / "run", data, drop="age", rounds=4, local={"lr": 3.0, "momentum": 0.9})  # it overshoots
+    summary = read_summary(folder)
+    assert summary.best is not None
+    short = run(tmp_path / "short", data, drop="age", rounds=summary.best.round, local={"lr": 3.0, "momentum": 0.9})
+    best, same_round = load_model(folder, "best"), load_model(short, "last")
+    assert all(torch.equal(best.params[k], same_round.params[k]) for k in best.params)
+    assert (folder / "README.md").read_text().startswith("---\nlibrary_name: kilter")
+
+
+def test_personal_models_have_plain_names(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", table(tmp_path / "data.csv"), drop="age", method="solo")
+    model = load_model(folder, client="a")
+    assert model.which == "a"
+    other = load_model(folder, client="b")
+    assert not torch.equal(model.params["head.weight"], other.params["head.weight"])
+    with pytest.raises(Mistake, match="--client"):
+        load_model(folder)
+    with pytest.raises(Mistake, match="Unknown client"):
+        load_model(folder, client="z")
+
+
+def test_a_regression_predicts_in_the_units_of_the_target(tmp_path: Path) -> None:
+    data = table(tmp_path / "data.csv")
+    folder = run(tmp_path / "run", data, task="regression", label="age", drop="label", rounds=8)
+    model = load_model(folder)
+    ages = predict(model, read_rows(model, data))["age"].to_numpy()
+    truth = np.array([float(line.split(",")[3]) for line in data.read_text().splitlines()[1:]])
+    assert abs(ages - truth).mean() < 4
+    assert torch.allclose(model.module()(torch.zeros(2, *model.shape)), model.outputs(torch.zeros(2, *model.shape)))
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_exports_agree_on_every_row(trained: tuple[Path, Path], tmp_path: Path, to: str) -> None:
+    if to == "onnx":
+        pytest.importorskip("onnx")
+        pytest.importorskip("onnxruntime")
+    folder, data = trained
+    model = load_model(folder)
+    exported = export(model, to, tmp_path / to, read_rows(model, data))
+    assert exported.difference <= 1e-5
+    assert exported.rows == 200
+    assert (tmp_path / to / "README.md").exists()
+    assert (tmp_path / to / "preparation.toml").exists()
+    if to == "huggingface":
+        config = json.loads((tmp_path / to / "config.json").read_text())
+        assert config["classes"] == ["ill", "well"]
+
+
+def test_an_export_that_differs_is_refused(trained: tuple[Path, Path]) -> None:
+    folder, data = trained
+    model = load_model(folder)
+    rows = read_rows(model, data)
+    module = model.module()
+    with pytest.raises(Mistake, match="another class"):
+        verify(module, lambda x: -module(x), rows, "binary")
+    with pytest.raises(Mistake, match="differs by"):
+        verify(module, lambda x: module(x) * 1.001, rows, "binary")
+
+
+def test_a_new_site_with_and_without_fine_tuning(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    folder, _ = trained
+    model = load_model(folder)
+    path = table(tmp_path / "new.csv", rows=120, seed=9)
+    flipped = path.read_text().replace(",ill", ",x").replace(",well", ",ill").replace(",x", ",well")
+    path.write_text(flipped)  # the opposite labels: only fine-tuning helps
+    dataset = new_site_data(model, path, TableOptions(drop=("age",)))
+    result = evaluate_at_new_site(model, dataset, steps=60)
+    assert result.received["accuracy"] < 0.2
+    assert result.tuned["accuracy"] > 0.8
+    assert evaluate_at_new_site(model, dataset, steps=0).tuned is None
+    before = model.params["head.weight"].clone()
+    from kilter.core import Rows
+
+    rows = Rows({"x": dataset.x, "y": dataset.y}, dataset.train)
+    assert torch.equal(fine_tune(model, rows, 5)["head.weight"], fine_tune(model, rows, 5)["head.weight"])
+    assert torch.equal(model.params["head.weight"], before)
+    strange = table(tmp_path / "strange.csv")
+    strange.write_text(strange.read_text().replace(",ill", ",dead"))
+    with pytest.raises(Mistake, match="dead"):
+        new_site_data(model, strange, TableOptions(drop=("age",)))
+
+
+def test_damaged_and_missing_models_are_refused(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match="holds no model"):
+        load_model(tmp_path)
+    with pytest.raises(Mistake, match="Unknown model"):
+        load_model(trained[0], "worst")
+    (tmp_path / "model.toml").write_text("format = 1\n")
+    with pytest.raises(Mistake, match="cannot be read"):
+        load_model(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_rows_take_less_than_three_seconds(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    model: SavedModel = load_model(trained[0])
+    rng = np.random.default_rng(0)
+    rows = pa.table({"dose": rng.normal(size=100_000), "sex": rng.choice(["m", "f"], 100_000)})
+    arrow_csv.write_csv(rows, tmp_path / "many.csv")
+    began = time.perf_counter()
+    save(predict(model, read_rows(model, tmp_path / "many.csv")), tmp_path / "out.csv")
+    assert time.perf_counter() - began < 3
