@@ -147,6 +147,7 @@ def join(
     """Take part as a site: dial out to a server, train here, send what the steps return."""
     from kilter import data as kdata
     from kilter.net import tls
+    from kilter.net.dry_run import rehearse
     from kilter.net.limits import limit_memory
     from kilter.net.site import Site
     from kilter.net.site_client import attend
@@ -156,20 +157,16 @@ def join(
     prepare(quiet, log_file, log_json)
     identity = tls.identity(tls_, insecure, server)
     allowed = site_policy(policy, allow_methods, allow_steps, trust, weights)
-    me = _site_name(identity, name)
-    ask = ask_at_terminal if sys.stdin.isatty() else None
+    me, ask = _site_name(identity, name), ask_at_terminal if sys.stdin.isatty() else None
     options = {"label": label, "drop": drop, "test_file": test_file, "text": text, "tokenizer": tokenizer}
     options |= {"image_size": image_size, "image_mode": image_mode, "task": task, "event": event}
-    table = _table_options(options)
+    table, (where, *_) = _table_options(options), parse(device)
     dataset = kdata.load(data, table=table, prepare=False)
-    (where, *_) = parse(device)
     site = Site(me, dataset, state_dir, allowed, data, identity, largest, ask, server_name, table, where)
     limit_memory(allowed.memory_mb)
     for digest in approve or ():
         site.approvals.add(digest, "--approve")
     if dry_run:
-        from kilter.net.dry_run import rehearse
-
         asyncio.run(rehearse(site, server, lambda line: out.print(line, markup=False, soft_wrap=True)))
         return
     with stoppable(signal.SIGTERM):  # asyncio handles Ctrl-C itself
