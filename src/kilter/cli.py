@@ -14,6 +14,7 @@ from kilter.commands import inspect, listing, network, report, run, show, study,
 from kilter.commands.experiment_options import stderr
 from kilter.errors import Mistake
 
+NETWORK_LIBRARIES = ("grpc", "cryptography")  # an extra: a command that needs them says so
 app = typer.Typer(
     name="kilter",
     help="Federated learning for data that is off kilter.",
@@ -32,6 +33,11 @@ def main() -> None:
         app()
     except Mistake as e:
         stderr.print(f"kilter: {e}", markup=False, soft_wrap=True)
+        sys.exit(2)
+    except ModuleNotFoundError as e:
+        if (e.name or "").split(".")[0] not in NETWORK_LIBRARIES:
+            raise
+        stderr.print(f"kilter: The network needs the library {e.name}: `pip install 'kilter[net]'`.", markup=False)
         sys.exit(2)
     except BrokenPipeError:  # `kilter methods | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from kilter.commands.experiment_options import Json, print_json, stdout
-from kilter.commands.needs_network import needs_network
 
 Folder = Annotated[Path, typer.Option("--out", help="The folder to write to.")]
 Days = Annotated[int, typer.Option(help="How long it is valid.")]
@@ -30,7 +29,6 @@ def register(app: typer.Typer) -> None:
     app.command()(doctor)
 
 
-@needs_network
 def new(
     folder: Annotated[Path, typer.Option("--out", help="Folder for the authority and one folder for each name.")],
     names: Annotated[str, typer.Option(help="Who gets a key and a certificate: server,hospital-a,...")],
@@ -44,7 +42,6 @@ def new(
     typer.echo(f"{folder / 'ca.key.pem'} makes more of them: keep it away from every site.")
 
 
-@needs_network
 def request(
     name: Annotated[str, typer.Argument(help="The name of this site, as it will stand in its certificate.")],
     folder: Folder,
@@ -57,7 +54,6 @@ def request(
     typer.echo(f"Read this fingerprint to the authority, by telephone for example: {mark}")
 
 
-@needs_network
 def authority(
     folder: Folder,
     name: Annotated[str, typer.Option(help="Its name.")] = "kilter-authority",
@@ -71,7 +67,6 @@ def authority(
     typer.echo(f"{folder / 'ca.key.pem'} signs certificates: keep it safe. Everybody trusts {folder / 'ca.pem'}.")
 
 
-@needs_network
 def sign(
     file: Annotated[Path, typer.Argument(help="A site's request.pem.")],
     at: Annotated[Path, typer.Option("--authority", help="The authority's folder.")],
@@ -88,7 +83,6 @@ def sign(
     typer.echo(f"Send {folder / 'cert.pem'} and {folder / 'ca.pem'} to {name}.")
 
 
-@needs_network
 def install(
     signed: Annotated[Path, typer.Argument(help="The folder with cert.pem and ca.pem from the authority.")],
     folder: Annotated[Path, typer.Option("--to", help="The folder with this site's key.")],
@@ -100,7 +94,6 @@ def install(
     typer.echo(f"{folder}: key.pem, cert.pem, ca.pem; valid until {expires:%Y-%m-%d}. Use it with --tls {folder}.")
 
 
-@needs_network
 def revoke(
     certificate: Annotated[Path, typer.Argument(help="The cert.pem to withdraw.")],
     at: Annotated[Path, typer.Option("--authority", help="The authority's folder.")],
@@ -111,7 +104,6 @@ def revoke(
     typer.echo(f"{withdraw(certificate, at)}: copy it to where the server's --revoked reads it.")
 
 
-@needs_network
 def doctor(
     tls_: Annotated[Path | None, typer.Option("--tls", help="A folder with key.pem, cert.pem and ca.pem.")] = None,
     server: Annotated[str, typer.Option(help="HOST:PORT of the server to reach.", show_default=False)] = "",

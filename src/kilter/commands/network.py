@@ -9,12 +9,11 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kilter.commands.experiment_options import stdout as out
-from kilter.commands.needs_network import needs_network
 from kilter.commands.network_log import LogFile, LogJson, prepare
 from kilter.errors import Mistake, unknown
 from kilter.net import LARGEST
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
     from kilter.net.tls import Identity
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 Tls = Annotated[Path | None, typer.Option("--tls", help="Folder with key.pem, cert.pem, ca.pem.", show_default=False)]
 Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: names are not verified. Loopback only.")]
 Largest = Annotated[int, typer.Option(help="Most bytes in a letter.")]
@@ -41,7 +37,6 @@ StateDir = Annotated[Path, typer.Option(help="Where this site keeps its state, a
 Policy = Annotated[Path | None, typer.Option(help="This site's policy (site.toml).", show_default=False)]
 
 
-@needs_network
 def serve(
     file: Annotated[Path, typer.Argument(help="An experiment file.")],
     listen: Annotated[str, typer.Option(help="Address and port.")] = "127.0.0.1:9443",
@@ -110,7 +105,6 @@ def ask_at_terminal(lines: list[str]) -> bool:
     return typer.confirm("Approve these terms?", default=False)
 
 
-@needs_network
 def join(
     server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
     data: Annotated[str, typer.Option(help="This site's data: a .csv, .parquet, .npz or folder.")],
@@ -211,7 +205,6 @@ def _site_name(identity: Identity | None, name: str) -> str:
     return check_name(identity.name if identity else name)
 
 
-@needs_network
 def peer(
     me: Annotated[str, typer.Option(help="My name in the list of peers, and in my certificate.")],
     peers: Annotated[Path, typer.Option(help="A TOML file: experiment = ..., and [peers] with NAME = HOST:PORT.")],
@@ -286,7 +279,6 @@ def _public(path: str, classes: tuple[str, ...]) -> Rows | None:
     return Rows({"x": dataset.x, "y": dataset.y}, dataset.train)
 
 
-@needs_network
 def status(
     server: Annotated[str, typer.Option(help="HOST:PORT of a server or peer.")],
     tls_: Tls = None,
