@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 JOBS ?= 2
 
-.PHONY: demo test test-notebooks test-all test-hostile test-gpu reproduce-check docs reference dist lint bench coverage clean
+.PHONY: demo test test-docs test-all test-hostile test-gpu reproduce-check docs reference dist lint bench coverage clean
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(PY) || python3 -m venv .venv
@@ -13,11 +13,11 @@ demo: .venv/ready
 	.venv/bin/kilter demo
 
 test: .venv/ready
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'not slow and not hostile and not notebook'
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'not slow and not hostile and not docs'
 
-# The tutorial notebooks, from top to bottom.
-test-notebooks: .venv/ready
-	$(PY) -m pytest -m notebook
+# Every shell and Python block of the documentation, and the tutorial notebooks.
+test-docs: .venv/ready
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m docs
 
 test-all: .venv/ready
 	$(PY) -m pytest -n $(JOBS) --dist worksteal
@@ -47,7 +47,7 @@ dist: .venv/ready
 	$(PY) -m build --outdir dist
 
 coverage: .venv/ready
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'not slow and not hostile and not notebook' --cov --cov-report=term-missing:skip-covered --cov-fail-under=90
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'not slow and not hostile and not docs' --cov --cov-report=term-missing:skip-covered --cov-fail-under=90
 
 bench: .venv/ready
 	$(PY) benchmarks/speed.py

@@ -85,14 +85,23 @@ def test_a_run_that_stops_in_its_last_round_was_not_stopped_early() -> None:
 
 
 def test_evaluates_when_asked_and_at_the_end() -> None:
-    found = scripted([0.5] * 7, [0.1] * 7, evaluate_every=3)
-    assert [r.global_metrics is not None for r in found.rounds] == [False, False, False, True, False, False, True, True]
-    assert [r.round for r in found.rounds] == list(range(8))
+    actual = scripted([0.5] * 7, [0.1] * 7, evaluate_every=3)
+    assert [r.global_metrics is not None for r in actual.rounds] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert [r.round for r in actual.rounds] == list(range(8))
 
 
 def test_a_stopped_run_is_examined_in_full() -> None:
-    found = scripted([0.5, 0.4, 0.4], [0.1] * 3, patience=1)
-    assert found.summary.last.scores.per_class is not None
+    actual = scripted([0.5, 0.4, 0.4], [0.1] * 3, patience=1)
+    assert actual.summary.last.scores.per_class is not None
 
 
 @pytest.mark.parametrize("bad", [{"rounds": 0}, {"rounds": -1}, {"rounds": 1, "evaluate_every": 0}])
@@ -103,9 +112,9 @@ def test_runs_that_cannot_be(bad: dict[str, int]) -> None:
 
 def test_records_and_watch() -> None:
     seen: list[Round] = []
-    found = federate(method("fedavg", normed_task(), cohort=0.5), federation(), 3, watch=seen.append)
-    assert seen == found.rounds
-    for k, record in enumerate(found.rounds):
+    actual = federate(method("fedavg", normed_task(), cohort=0.5), federation(), 3, watch=seen.append)
+    assert seen == actual.rounds
+    for k, record in enumerate(actual.rounds):
         assert record.round == k
         assert from_json(Round, to_json(record)) == record
         if k:
@@ -113,104 +122,105 @@ def test_records_and_watch() -> None:
             assert record.loss > 0
             assert record.client["accuracy"].min <= record.client["accuracy"].mean
             assert "per_class" not in record.global_metrics
-    assert found.summary.bytes_up == sum(r.bytes_up for r in found.rounds)
+    assert actual.summary.bytes_up == sum(r.bytes_up for r in actual.rounds)
 
 
 def test_the_summary_has_what_is_promised(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    found = federate(method("fedprox"), federation(seed=3), 2, store=store)
-    assert read_summary(tmp_path) == found.summary
+    actual = federate(method("fedprox"), federation(seed=3), 2, store=store)
+    assert read_summary(tmp_path) == actual.summary
     summary = json.loads((tmp_path / "summary.json").read_text())
     promised = {"method", "rounds", "seed", "global_accuracy", "client_accuracy", "bytes_up", "bytes_down", "seconds"}
     assert promised <= summary.keys()
     assert [summary[k] for k in ("method", "rounds", "seed", "clients")] == ["fedprox", 2, 3, 4]
     assert set(summary["client_accuracy"]) == {"mean", "std", "min", "max", "worst_decile"}
     metrics = {"accuracy", "balanced_accuracy", "precision", "recall", "specificity", "f1", "top5", "loss"}
-    assert metrics <= found.summary.last.scores.metrics.keys()
-    assert metrics <= found.summary.last.client.keys()
-    assert torch.tensor(found.summary.last.scores.confusion).sum() == len(bench())
-    assert read_rounds(tmp_path) == found.rounds
+    assert metrics <= actual.summary.last.scores.metrics.keys()
+    assert metrics <= actual.summary.last.client.keys()
+    assert torch.tensor(actual.summary.last.scores.confusion).sum() == len(bench())
+    assert read_rounds(tmp_path) == actual.rounds
     clients = read_clients(tmp_path)
-    assert clients.last.clients == found.clients
+    assert clients.last.clients == actual.clients
     assert clients.best is not None
-    assert clients.best.clients == found.best_clients
+    assert clients.best.clients == actual.best_clients
     assert list(clients.last.clients) == ["c0", "c1", "c2", "c3"]
 
 
 def test_every_client_is_examined_also_those_not_sampled() -> None:
     clients = skewed(6)
-    found = federate(method("fedavg", cohort=0.2), federation(clients), 1)
-    assert len(found.rounds[1].participants) == 1
-    reports = found.clients
+    actual = federate(method("fedavg", cohort=0.2), federation(clients), 1)
+    assert len(actual.rounds[1].participants) == 1
+    reports = actual.clients
     assert {i: r.n_test for i, r in reports.items()} == {i: len(d.test) for i, d in clients.items()}
-    assert found.model is not None
+    assert actual.model is not None
     for i, data in clients.items():
-        assert reports[i].test == method("fedavg").task.evaluate(found.model, data.test)
-        assert reports[i].valid == method("fedavg").task.evaluate(found.model, data.valid)
+        assert reports[i].test == method("fedavg").task.evaluate(actual.model, data.test)
+        assert reports[i].valid == method("fedavg").task.evaluate(actual.model, data.valid)
         assert reports[i].own_test is None
 
 
 def test_the_global_model_is_examined_on_the_common_test_set() -> None:
     run = method("fedavg")
-    found = federate(run, federation(), 2)
-    assert found.model is not None
-    assert found.summary.global_model == "global"
+    actual = federate(run, federation(), 2)
+    assert actual.model is not None
+    assert actual.summary.global_model == "global"
     assert (
-        found.summary.last.scores.metrics | run.task.evaluate(found.model, bench()) == found.summary.last.scores.metrics
+        actual.summary.last.scores.metrics | run.task.evaluate(actual.model, bench())
+        == actual.summary.last.scores.metrics
     )
 
 
 def test_without_a_global_model_the_mean_over_clients_is_named_so() -> None:
     run = method("solo")
     fed = federation()
-    found = federate(run, fed, 1)
+    actual = federate(run, fed, 1)
     scores = [run.task.evaluate(s["w"], bench())["accuracy"] for s in fed.states.values()]
-    assert found.summary.global_model == "mean of personal models"
-    assert found.summary.global_accuracy == pytest.approx(sum(scores) / 4)
-    assert found.summary.client_model == "personal"
+    assert actual.summary.global_model == "mean of personal models"
+    assert actual.summary.global_accuracy == pytest.approx(sum(scores) / 4)
+    assert actual.summary.client_model == "personal"
     own = [run.task.evaluate(s["w"], fed.clients[i].test)["accuracy"] for i, s in fed.states.items()]
-    assert found.summary.client_accuracy.mean == pytest.approx(sum(own) / 4)
-    reports = found.clients
+    assert actual.summary.client_accuracy.mean == pytest.approx(sum(own) / 4)
+    reports = actual.clients
     assert all(r.test is None and r.own_test for r in reports.values())
-    assert found.model is None
+    assert actual.model is None
 
 
 def test_under_peers_every_node_is_judged_by_the_state_it_keeps() -> None:
     run = method("fedavg")
     fed = federation(topology="ring")
-    found = federate(run, fed, 2)
-    assert isinstance(found.state, AtNodes)
-    assert found.model is None
-    assert found.summary.global_model == "mean of personal models"
+    actual = federate(run, fed, 2)
+    assert isinstance(actual.state, AtNodes)
+    assert actual.model is None
+    assert actual.summary.global_model == "mean of personal models"
     scores = [run.task.evaluate(fed.states[i]["~pool"], bench())["accuracy"] for i in fed.ids]
-    assert found.summary.global_accuracy == pytest.approx(sum(scores) / 4)
+    assert actual.summary.global_accuracy == pytest.approx(sum(scores) / 4)
     assert len(set(scores)) > 1
 
 
 def test_validation_counts_by_rows() -> None:
     clients = skewed()
     run = method("fedavg")
-    found = federate(run, federation(clients), 1)
-    assert found.model is not None
+    actual = federate(run, federation(clients), 1)
+    assert actual.model is not None
     rows = torch.cat([d.valid.index for d in clients.values()])
-    together = run.task.evaluate(found.model, Rows(digits().tables, rows))
-    assert found.rounds[1].valid["accuracy"] == pytest.approx(together["accuracy"])
+    together = run.task.evaluate(actual.model, Rows(digits().tables, rows))
+    assert actual.rounds[1].valid["accuracy"] == pytest.approx(together["accuracy"])
 
 
 def test_no_validation_no_best_and_no_test_no_client_scores() -> None:
     empty = Rows(digits().tables, torch.empty(0, dtype=torch.int64))
     clients = {i: Data(d.train, empty, empty) for i, d in skewed().items()}
-    found = federate(method("fedavg"), federation(clients), 2, patience=1).summary
-    assert found.best is None
-    assert found.client_accuracy is None
-    assert found.global_accuracy is not None
-    assert found.rounds == 2
+    actual = federate(method("fedavg"), federation(clients), 2, patience=1).summary
+    assert actual.best is None
+    assert actual.client_accuracy is None
+    assert actual.global_accuracy is not None
+    assert actual.rounds == 2
 
 
 def test_no_common_test_set_no_global_score() -> None:
-    found = federate(method("fedavg"), federation(bench=None), 1).summary
-    assert found.global_accuracy is None
-    assert found.client_accuracy.mean > 0
+    actual = federate(method("fedavg"), federation(bench=None), 1).summary
+    assert actual.global_accuracy is None
+    assert actual.client_accuracy.mean > 0
 
 
 def test_a_task_without_accuracy_is_best_where_its_loss_is_least() -> None:
@@ -218,21 +228,21 @@ def test_a_task_without_accuracy_is_best_where_its_loss_is_least() -> None:
     clients = {"a": quadratic([1.0], [0.0]), "b": quadratic([1.0], [2.0])}
     from kilter.train import SGD
 
-    found = federate(method("fedavg", task, local=SGD(lr=0.5)), Simulation(clients), 3)
-    losses = [r.valid["loss"] for r in found.rounds[1:]]
+    actual = federate(method("fedavg", task, local=SGD(lr=0.5)), Simulation(clients), 3)
+    losses = [r.valid["loss"] for r in actual.rounds[1:]]
     assert losses == sorted(losses, reverse=True)
-    assert found.summary.best.round == 3
-    assert (found.summary.chosen_by, found.summary.directions["loss"]) == ("loss", "lower")
-    assert found.summary.global_accuracy is None
+    assert actual.summary.best.round == 3
+    assert (actual.summary.chosen_by, actual.summary.directions["loss"]) == ("loss", "lower")
+    assert actual.summary.global_accuracy is None
 
 
 def test_the_saved_model_has_the_modules_names(tmp_path: Path) -> None:
     task = normed_task()
-    found = federate(method("fedavg", task), federation(), 1, store=Store(tmp_path))
+    actual = federate(method("fedavg", task), federation(), 1, store=Store(tmp_path))
     saved = load_file(tmp_path / "model.safetensors")
-    assert found.model is not None
+    assert actual.model is not None
     assert saved.keys() == task.module.state_dict().keys()
-    assert same(task.restore(tmp_path / "model.safetensors"), found.model)
+    assert same(task.restore(tmp_path / "model.safetensors"), actual.model)
     torch.nn.Module.load_state_dict(task.module, saved)
 
 
@@ -272,11 +282,11 @@ def test_node_states_are_not_examined_into_change() -> None:
 
 def test_spread() -> None:
     values = [k / 100 for k in range(25)]
-    found = spread(values[::-1])
-    assert found is not None
-    assert found.worst_decile == pytest.approx(0.005)  # the mean of the worst two of 25
-    assert (found.min, found.max, found.mean) == (0, 0.24, pytest.approx(0.12))
-    assert found.std == pytest.approx(math.sqrt(sum((v - 0.12) ** 2 for v in values) / 25))
+    actual = spread(values[::-1])
+    assert actual is not None
+    assert actual.worst_decile == pytest.approx(0.005)  # the mean of the worst two of 25
+    assert (actual.min, actual.max, actual.mean) == (0, 0.24, pytest.approx(0.12))
+    assert actual.std == pytest.approx(math.sqrt(sum((v - 0.12) ** 2 for v in values) / 25))
     assert spread([0.3, 0.9]).worst_decile == 0.3
     assert spread(values, better="lower").worst_decile == pytest.approx(0.235)  # the two largest
     assert spread([0.3, None, math.nan, 0.9]).mean == pytest.approx(0.6)

@@ -203,13 +203,13 @@ def test_one_clients_error_is_its_failure_and_the_run_goes_on(workers: int) -> N
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_error_at_every_client_ends_the_run_with_one_sentence(workers: int) -> None:
     run = Stumble(task=mlp_task(), local=SGD(lr=0.1), where=("c0", "c1", "c2", "c3"))
-    with federation(workers=workers) as fed, pytest.raises(StepFailed) as found:
+    with federation(workers=workers) as fed, pytest.raises(StepFailed) as actual:
         federate(run, fed, 2)
-    assert str(found.value).startswith(
+    assert str(actual.value).startswith(
         "The step 'train' failed at every client: ZeroDivisionError: by these rows (test_"
     )
-    assert "\n" not in str(found.value)
-    assert found.value.__cause__ is not None  # with its traceback
+    assert "\n" not in str(actual.value)
+    assert actual.value.__cause__ is not None  # with its traceback
 
 
 # Resuming under other settings ---------------------------------------------------------------------------------------

@@ -33,10 +33,10 @@ def test_one_against_the_rest_known_answers() -> None:
         "specificity": [0.965517, 0.927273, 0.944828],
         "f1": [0.909091, 0.898876, 0.875],
     }
-    found = per_class(counts)
-    assert found.keys() == expected.keys()
+    actual = per_class(counts)
+    assert actual.keys() == expected.keys()
     for name, values in expected.items():
-        assert found[name] == pytest.approx(values, abs=1e-6)
+        assert actual[name] == pytest.approx(values, abs=1e-6)
     y = torch.arange(3).repeat_interleave(counts.sum(1))
     said = torch.cat([torch.arange(3).repeat_interleave(row) for row in counts])
     outputs = torch.nn.functional.one_hot(said, 3).float()
@@ -58,27 +58,27 @@ def predictions(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
 def test_scikit_learn_agrees(both: tuple[torch.Tensor, torch.Tensor]) -> None:
     outputs, y = both
     said, classes = outputs.argmax(1), outputs.shape[1]
-    found = classification(outputs, y)
+    actual = classification(outputs, y)
     macro = {"average": "macro", "zero_division": 0}
-    assert found["accuracy"] == pytest.approx(theirs.accuracy_score(y, said))
-    assert found["precision"] == pytest.approx(theirs.precision_score(y, said, **macro))
-    assert found["recall"] == pytest.approx(theirs.recall_score(y, said, **macro))
-    assert found["f1"] == pytest.approx(theirs.f1_score(y, said, **macro))
-    assert found["loss"] == pytest.approx(
+    assert actual["accuracy"] == pytest.approx(theirs.accuracy_score(y, said))
+    assert actual["precision"] == pytest.approx(theirs.precision_score(y, said, **macro))
+    assert actual["recall"] == pytest.approx(theirs.recall_score(y, said, **macro))
+    assert actual["f1"] == pytest.approx(theirs.f1_score(y, said, **macro))
+    assert actual["loss"] == pytest.approx(
         theirs.log_loss(y, torch.softmax(outputs.double(), 1), labels=list(range(classes))), rel=1e-6
     )
     present = y.unique().tolist()
     recalls = theirs.recall_score(y, said, labels=present, average=None, zero_division=0)
-    assert found["balanced_accuracy"] == pytest.approx(recalls.mean())
+    assert actual["balanced_accuracy"] == pytest.approx(recalls.mean())
     assert torch.equal(
         confusion(outputs, y), torch.tensor(theirs.confusion_matrix(y, said, labels=list(range(classes))))
     )
     if classes > 5:
         score = theirs.top_k_accuracy_score(y, outputs, k=5, labels=list(range(classes)))
-        assert found["top5"] == pytest.approx(score)
+        assert actual["top5"] == pytest.approx(score)
     else:
-        assert found["top5"] == 1
-    assert all(0 <= v <= 1 for k, v in found.items() if k != "loss")
+        assert actual["top5"] == 1
+    assert all(0 <= v <= 1 for k, v in actual.items() if k != "loss")
 
 
 @given(predictions())
@@ -95,8 +95,8 @@ def test_several_nodes_are_measured_like_each_one(data: st.DataObject) -> None:
     outputs, y = data.draw(predictions())
     cuts = sorted(data.draw(st.sets(st.integers(1, len(y) - 1), max_size=5))) if len(y) > 1 else []
     sizes = [b - a for a, b in zip([0, *cuts], [*cuts, len(y)], strict=True)]
-    found = classifications(outputs, y, sizes)
-    for one, mine, labels in zip(found, outputs.split(sizes), y.split(sizes), strict=True):
+    actual = classifications(outputs, y, sizes)
+    for one, mine, labels in zip(actual, outputs.split(sizes), y.split(sizes), strict=True):
         assert one == pytest.approx(classification(mine, labels), abs=1e-12)
         assert one["calibration_error"] == pytest.approx(calibration_error(mine.double().softmax(1), labels), abs=1e-12)
 
@@ -112,8 +112,8 @@ def test_many_classes_are_measured_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_users_metrics_come_with_the_loss() -> None:
     own = {"two": lambda *_: 2, "rows": lambda o, _: len(o)}
-    found = measure_each(torch.zeros(5, 1), torch.ones(5), [2, 3], own, {}, lambda _, y: float(y.sum()))
-    assert found == [{"loss": 2.0, "two": 2.0, "rows": 2.0}, {"loss": 3.0, "two": 2.0, "rows": 3.0}]
+    actual = measure_each(torch.zeros(5, 1), torch.ones(5), [2, 3], own, {}, lambda _, y: float(y.sum()))
+    assert actual == [{"loss": 2.0, "two": 2.0, "rows": 2.0}, {"loss": 3.0, "two": 2.0, "rows": 3.0}]
 
 
 def test_local_accuracy_weights_classes_by_the_clients_shares() -> None:
@@ -146,8 +146,8 @@ def test_calibration_by_hand() -> None:
 @given(st.integers(2, 6), st.integers(0, 2**32))
 def test_entropy_is_largest_for_a_uniform_prediction(classes: int, seed: int) -> None:
     p = torch.distributions.Dirichlet(torch.ones(classes)).sample((20,))
-    found = entropy(p)
-    assert bool(((found >= 0) & (found <= 1)).all())
+    actual = entropy(p)
+    assert bool(((actual >= 0) & (actual <= 1)).all())
     assert entropy(torch.full((1, classes), 1 / classes)).item() == pytest.approx(1, abs=1e-6)
     nats = torch.distributions.Categorical(p).entropy()
-    assert (found * np.log(classes)).numpy() == pytest.approx(nats.numpy(), abs=1e-5)
+    assert (actual * np.log(classes)).numpy() == pytest.approx(nats.numpy(), abs=1e-5)

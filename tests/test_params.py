@@ -91,16 +91,16 @@ def test_scale_and_move_keep_counters_and_move_copies_buffers() -> None:
 
 @given(models(), st.lists(st.floats(0.1, 100), min_size=1, max_size=6))
 def test_average_of_identical_models_is_that_model_bit_for_bit(one: list[dict[str, Tensor]], w: list[float]) -> None:
-    found = average((one[0], weight) for weight in w)
-    assert all(torch.equal(found[k], v) for k, v in one[0].items())  # -0.0 may come back as 0.0
+    actual = average((one[0], weight) for weight in w)
+    assert all(torch.equal(actual[k], v) for k, v in one[0].items())  # -0.0 may come back as 0.0
 
 
 @given(models(4), st.lists(st.floats(0, 50), min_size=4, max_size=4).filter(lambda w: sum(w) > 0.1))
 def test_average_is_a_weighted_mean_in_the_hull_in_any_order(four: list[dict[str, Tensor]], w: list[float]) -> None:
     # A first weight of zero is allowed: the mean starts there and leaves at once.
-    found = average(zip(four, w, strict=True))
+    actual = average(zip(four, w, strict=True))
     back = average(zip(four[::-1], w[::-1], strict=True))
-    for k, v in numeric(found).items():
+    for k, v in numeric(actual).items():
         stack = torch.stack([m[k].double() for m in four])
         counted = torch.stack([m[k] for m, x in zip(four, w, strict=True) if x > 0])
         expected = (stack * torch.tensor(w, dtype=torch.float64).reshape(-1, *[1] * v.dim())).sum(0) / sum(w)
@@ -128,16 +128,16 @@ def test_average_known_answers() -> None:
 
 def test_counters_are_those_of_the_first_model() -> None:
     models = [{"~n": torch.tensor(n), "~m": torch.tensor([float(n)])} for n in (5, 100, 1000)]
-    found = mean(models)
-    assert found["~n"].item() == 5
-    assert found["~n"].dtype == torch.int64
-    assert found["~m"].item() == pytest.approx(368.3333, rel=1e-5)
+    actual = mean(models)
+    assert actual["~n"].item() == 5
+    assert actual["~n"].dtype == torch.int64
+    assert actual["~m"].item() == pytest.approx(368.3333, rel=1e-5)
 
 
 def test_average_does_not_modify_its_arguments_and_takes_an_iterator() -> None:
     models = [{"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0])}]
-    found = average((m, 1) for m in models)
-    found["w"] += 100
+    actual = average((m, 1) for m in models)
+    actual["w"] += 100
     assert [m["w"].item() for m in models] == [1, 3]
 
 

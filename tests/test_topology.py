@@ -27,10 +27,10 @@ SPECS = [
 
 
 def graph(spec: str, ids: list[str] = IDS, seed: int = 0) -> nx.Graph:
-    found = topology(spec, ids, seed)
-    assert found.kind == "peers"
-    assert list(found.neighbours) == ids
-    made = nx.DiGraph((a, b) for a, peers in found.neighbours.items() for b in peers)
+    actual = topology(spec, ids, seed)
+    assert actual.kind == "peers"
+    assert list(actual.neighbours) == ids
+    made = nx.DiGraph((a, b) for a, peers in actual.neighbours.items() for b in peers)
     assert made.reverse().edges == made.edges  # whoever may write may be answered
     assert not list(nx.selfloop_edges(made))
     assert set(made) == set(ids)
@@ -74,9 +74,9 @@ def test_denser_is_denser() -> None:
 
 
 def test_a_turn_for_everyone() -> None:
-    found = topology("rotating", IDS[:3], 0)
-    assert (found.kind, topology("star", IDS, 0).kind) == ("rotating", "star")
-    assert [found.aggregator(r, IDS[:3]) for r in (0, 1, 2, 3, 4)] == ["n0", "n0", "n1", "n2", "n0"]
+    actual = topology("rotating", IDS[:3], 0)
+    assert (actual.kind, topology("star", IDS, 0).kind) == ("rotating", "star")
+    assert [actual.aggregator(r, IDS[:3]) for r in (0, 1, 2, 3, 4)] == ["n0", "n0", "n1", "n2", "n0"]
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def test_a_turn_for_everyone() -> None:
     ],
 )
 def test_bad_specs_in_one_sentence(spec: str, says: str) -> None:
-    with pytest.raises(Mistake, match=says) as found:
+    with pytest.raises(Mistake, match=says) as actual:
         topology(spec, IDS, 0)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(actual.value)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_edges_by_name_or_position(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_a_number_is_a_name_first(tmp_path: Path) -> None:
-    found = topology(edges(tmp_path, "1 2\n2 0\n"), ["2", "0", "1"], 0).neighbours
-    assert found == {"2": ("0", "1"), "0": ("2",), "1": ("2",)}
+    actual = topology(edges(tmp_path, "1 2\n2 0\n"), ["2", "0", "1"], 0).neighbours
+    assert actual == {"2": ("0", "1"), "0": ("2",), "1": ("2",)}
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,8 @@ def test_clip_known_answer() -> None:
     task = linear_task([0.0, 0.0])
     rows = constant([[3.0, 4.0]]).train
     for clip, expected in [(1.0, (-0.6, -0.8)), (10.0, (-3, -4)), (0.0, (-3, -4))]:
-        found = run_one(request(task, SGD(lr=1.0, clip=clip), rows)).params["w"]
-        assert found.tolist() == pytest.approx(expected, rel=1e-5)
+        actual = run_one(request(task, SGD(lr=1.0, clip=clip), rows)).params["w"]
+        assert actual.tolist() == pytest.approx(expected, rel=1e-5)
 
 
 # Batches -------------------------------------------------------------------------------------------------------------
@@ -117,15 +117,15 @@ def test_a_partial_batch_is_averaged_over_its_own_rows() -> None:
 
 def test_reports_the_mean_loss_over_steps() -> None:
     task = linear_task([1.0])  # loss w * g, before each step: 1 * 2, then (1 - .5 * 2) * 2 = 0
-    found = run([request(task, SGD(lr=0.5, epochs=2, batch=0), constant([[2.0]]).train)])
-    assert found == [Fitted({"w": torch.tensor([-1.0])}, 1.0, 2)]
+    actual = run([request(task, SGD(lr=0.5, epochs=2, batch=0), constant([[2.0]]).train)])
+    assert actual == [Fitted({"w": torch.tensor([-1.0])}, 1.0, 2)]
 
 
 def test_results_are_in_the_order_of_the_fits() -> None:
     task = mlp_task()
     fits = [request(task, SGD(lr=0.1, batch=16), digits().take(torch.arange(k, k + 30)), seed=k) for k in range(3)]
     alone = [run([fit])[0].params for fit in fits]
-    together = [found.params for found in run(fits)]
+    together = [actual.params for actual in run(fits)]
     assert all(near(a, b, 1e-5) for a, b in zip(alone, together, strict=True))
     assert not near(together[0], together[1], 1e-3)
 
@@ -165,19 +165,19 @@ def test_the_input_params_are_not_modified() -> None:
     task = normed_task()
     given = task.init(0)
     copy = {k: v.clone() for k, v in given.items()}
-    found = run_one(request(task, SGD(lr=0.1, momentum=0.9), params=given)).params
+    actual = run_one(request(task, SGD(lr=0.1, momentum=0.9), params=given)).params
     assert same(given, copy)
-    assert not any(v.requires_grad for v in [*given.values(), *found.values()])
-    assert not {v.data_ptr() for v in found.values()} & {v.data_ptr() for v in given.values()}
+    assert not any(v.requires_grad for v in [*given.values(), *actual.values()])
+    assert not {v.data_ptr() for v in actual.values()} & {v.data_ptr() for v in given.values()}
 
 
 def test_only_selected_parameters_are_trained() -> None:
     task = mlp_task()
     start = task.init(0)
     head = task.part("head")
-    found = run_one(request(task, SGD(lr=0.1, momentum=0.9, weight_decay=0.1), train=head)).params
+    actual = run_one(request(task, SGD(lr=0.1, momentum=0.9, weight_decay=0.1), train=head)).params
     for name, value in start.items():
-        assert torch.equal(found[name], value) == (name not in head)
+        assert torch.equal(actual[name], value) == (name not in head)
 
 
 def test_training_part_of_a_model_equals_training_it_with_the_rest_held() -> None:
@@ -196,8 +196,8 @@ def test_training_part_of_a_model_equals_training_it_with_the_rest_held() -> Non
 def test_batchnorm_statistics_follow_every_step_once() -> None:
     task = normed_task()
     fit = request(task, SGD(lr=0.1, batch=16, epochs=2))
-    found = run_one(fit).params
-    assert found["~body.2.num_batches_tracked"].item() == fit.plan.steps(len(ROWS)) == 8
+    actual = run_one(fit).params
+    assert actual["~body.2.num_batches_tracked"].item() == fit.plan.steps(len(ROWS)) == 8
     one = run_one(request(task, SGD(lr=0.1, batch=0))).params
     hidden = Normed().body[:2]
     hidden.load_state_dict({k: fit.params[f"body.{k}"] for k in ("1.weight", "1.bias")})
@@ -258,8 +258,8 @@ def test_every_fit_has_its_own_seed() -> None:
         ("a", 11, "train"),
         ("a1", 1, ""),
     ]
-    found = [s for place in places for s in seeds(*place)] + seeds("a", 1, "train", seed=1)
-    assert len(set(found)) == len(found)
+    actual = [s for place in places for s in seeds(*place)] + seeds("a", 1, "train", seed=1)
+    assert len(set(actual)) == len(actual)
     assert seeds("a", 1, "train") == seeds("a", 1, "train")
 
 
@@ -289,7 +289,7 @@ def test_a_single_last_row_joins_the_previous_batch(rows, size, lengths):
     """So that BatchNorm never meets a batch of one; and `steps` knows."""
     plan = SGD(batch=size, epochs=2)
     fit = Fit(lambda p, b, c: 0, {}, Rows.of(x=torch.zeros(rows, 1)), plan, seed=1)
-    found = [b if isinstance(b, slice) else b.tolist() for b in batches(fit)]
-    assert [len(b) for b in found] == lengths * 2
-    assert sorted(i for b in found[: len(lengths)] for i in b) == list(range(rows))
-    assert plan.steps(rows) == len(found)
+    actual = [b if isinstance(b, slice) else b.tolist() for b in batches(fit)]
+    assert [len(b) for b in actual] == lengths * 2
+    assert sorted(i for b in actual[: len(lengths)] for i in b) == list(range(rows))
+    assert plan.steps(rows) == len(actual)

@@ -19,8 +19,8 @@ def w(*numbers: float) -> Params:
 
 
 def test_it_is_a_mean_of_squares_not_the_square_of_a_mean() -> None:
-    found = fisher(linear_task([0.0]), w(0.0), constant([[1.0], [-1.0], [2.0]]).train)
-    assert found["w"].item() == pytest.approx(2.0)  # (mean 2/3)^2 = .444444 would be wrong
+    actual = fisher(linear_task([0.0]), w(0.0), constant([[1.0], [-1.0], [2.0]]).train)
+    assert actual["w"].item() == pytest.approx(2.0)  # (mean 2/3)^2 = .444444 would be wrong
 
 
 def test_the_size_of_the_parts_does_not_matter(monkeypatch: Any) -> None:
@@ -40,6 +40,6 @@ def test_it_agrees_with_one_row_at_a_time() -> None:
         loss = task.rows_loss(task.outputs(params, batch["x"]), batch["y"])[0]
         for k, g in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
             total[k] += g**2 / len(rows)
-    found = fisher(task, task.init(0), rows)
-    assert set(found) == set(leaves)  # weights only: BatchNorm's buffers have no curvature
-    assert near(found, total, 1e-5)
+    actual = fisher(task, task.init(0), rows)
+    assert set(actual) == set(leaves)  # weights only: BatchNorm's buffers have no curvature
+    assert near(actual, total, 1e-5)

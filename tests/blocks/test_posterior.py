@@ -33,8 +33,8 @@ THREE = [{"w": torch.tensor(v)} for v in ([1.0, 2.0], [3.0, 0.0], [5.0, 4.0])]
 SIZES = [100, 300, 600]
 
 
-def close(found: object, wanted: object, within: float = 1e-6) -> None:
-    assert torch.as_tensor(found, dtype=torch.float64).numpy() == pytest.approx(np.asarray(wanted), abs=within)
+def close(actual: object, wanted: object, within: float = 1e-6) -> None:
+    assert torch.as_tensor(actual, dtype=torch.float64).numpy() == pytest.approx(np.asarray(wanted), abs=within)
 
 
 def test_b1_gaussian_over_clients() -> None:
@@ -97,17 +97,17 @@ def test_mixtures_lie_in_the_hull_of_the_clients(seed: int, clients: int, gamma:
     for shares in dirichlet(rng.integers(1, 1000, clients).tolist(), gamma, by_size, 3, rng):
         assert min(shares) >= 0
         assert sum(shares) == pytest.approx(1, abs=1e-12)
-        found = mixture(models, shares)["w"]
-        assert bool(((found >= stack.amin(0) - 1e-12) & (found <= stack.amax(0) + 1e-12)).all())
+        actual = mixture(models, shares)["w"]
+        assert bool(((actual >= stack.amin(0) - 1e-12) & (actual <= stack.amax(0) + 1e-12)).all())
 
 
 def test_b4_probabilities_are_averaged_and_sharpened() -> None:
     logits = [[2.0, 0, 0], [0, 1.5, 0], [0, 1.2, 0.1]]
     task = Task(nn.Linear(1, 3))
     models = [{"weight": torch.zeros(3, 1), "bias": torch.tensor(v)} for v in logits]
-    found = ensemble.probabilities(task, ensemble.ensemble(models[0], models[1:]), Rows.of(x=torch.zeros(2, 1)))
-    close(found, [[0.375196, 0.469972, 0.154832]] * 2)
-    close(sharpen(found, 0.5)[0], [0.365055, 0.572777, 0.062167])
+    actual = ensemble.probabilities(task, ensemble.ensemble(models[0], models[1:]), Rows.of(x=torch.zeros(2, 1)))
+    close(actual, [[0.375196, 0.469972, 0.154832]] * 2)
+    close(sharpen(actual, 0.5)[0], [0.365055, 0.572777, 0.062167])
     close(sharpen(torch.tensor([0.5, 0.3, 0.2]), 0.5), [0.657895, 0.236842, 0.105263])
 
 
@@ -161,11 +161,11 @@ def test_spread_of_unit_steps() -> None:
 def test_batchnorm_statistics_agree_with_torch_without_dropout() -> None:
     task = Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.BatchNorm1d(5), nn.Linear(5, 10)))
     w = task.init(0)
-    found = refresh_batchnorm(task, w, bench())
+    actual = refresh_batchnorm(task, w, bench())
     net = task.load(w)
     update_bn(list(inputs(bench())), net)
-    assert near(found, {ours: net.state_dict()[name] for name, ours in task.names.items()})
-    assert same(weights(found), weights(w))
+    assert near(actual, {ours: net.state_dict()[name] for name, ours in task.names.items()})
+    assert same(weights(actual), weights(w))
 
 
 def test_batchnorm_statistics_do_not_depend_on_dropout_or_old_values() -> None:

@@ -69,8 +69,8 @@ def test_the_requester_is_never_sent_a_share_in_the_printed_protocol():
 @pytest.mark.parametrize("share", ["ring", "scalar"])
 @pytest.mark.parametrize("stage", ["split", "add_up"])
 def test_when_a_node_vanishes_the_requester_gets_nothing(share, stage):
-    found, _, _ = protocol(share, lambda s, n: (s, n) == (stage, "C"))
-    assert found is None
+    actual, _, _ = protocol(share, lambda s, n: (s, n) == (stage, "C"))
+    assert actual is None
 
 
 @pytest.mark.parametrize("share", ["threshold", "once"])

@@ -128,9 +128,9 @@ class Flower:
         number = self.flwr("run", "app", "--run-config", words)["run-id"]
         end = time.monotonic() + WAIT
         while time.monotonic() < end:
-            (found,) = self.flwr("list", "--run-id", str(number))["runs"]
-            if found["status"].startswith("finished"):
-                return str(found["status"])
+            (actual,) = self.flwr("list", "--run-id", str(number))["runs"]
+            if actual["status"].startswith("finished"):
+                return str(actual["status"])
             time.sleep(10)
         raise AssertionError(f"the run did not end: {self.said('superlink.log')()}")
 

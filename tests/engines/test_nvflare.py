@@ -95,8 +95,8 @@ class Flare:
         while True:
             try:
                 kit = ["--startup-kit", str(self.kits / LEAD)]
-                found = self.nvflare("--connect-timeout", "60", "--format", "json", "job", *words, *kit)
-                return json.loads(found[found.index("{") :])["data"]
+                actual = self.nvflare("--connect-timeout", "60", "--format", "json", "job", *words, *kit)
+                return json.loads(actual[actual.index("{") :])["data"]
             except AssertionError:
                 if time.monotonic() > end:
                     raise

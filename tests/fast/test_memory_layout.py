@@ -43,12 +43,12 @@ def test_other_orders_and_kinds_stay() -> None:
 
 def test_channels_inside_holds_the_same_numbers() -> None:
     w = {"one": torch.randn(4, 1, 5, 5), "many": torch.randn(4, 3, 5, 5), "dense": torch.randn(3, 2)}
-    found = channels_last(w)
-    assert all(torch.equal(found[k], v) for k, v in w.items())
-    assert found["one"].stride() == (25, 1, 5, 1)
-    assert found["many"].is_contiguous(memory_format=torch.channels_last)
-    assert found["dense"] is w["dense"]
-    assert count(found) == count(w)
+    actual = channels_last(w)
+    assert all(torch.equal(actual[k], v) for k, v in w.items())
+    assert actual["one"].stride() == (25, 1, 5, 1)
+    assert actual["many"].is_contiguous(memory_format=torch.channels_last)
+    assert actual["dense"] is w["dense"]
+    assert count(actual) == count(w)
 
 
 def test_memory_can_be_kept_anywhere() -> None:

@@ -22,7 +22,7 @@ LONG = "killed and (feddisk or slfed)"
     "part",
     [
         "every_method and True",
-        "every_method and False",
+        pytest.param("every_method and False", marks=pytest.mark.slow),
         f"not every_method and not ({LONG})",
         pytest.param(LONG, marks=pytest.mark.slow),
     ],

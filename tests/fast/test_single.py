@@ -85,9 +85,9 @@ def test_a_gradient_has_a_gradient(m: int) -> None:
         (inner,) = torch.autograd.grad(out.pow(3).sum(), [x], create_graph=True)
         return list(torch.autograd.grad(inner.pow(2).sum(), [x, w, b]))
 
-    found = twice(single._Large.apply(x, w, b, (1, 1), (1, 1), m))
+    actual = twice(single._Large.apply(x, w, b, (1, 1), (1, 1), m))
     expected = twice(torch.conv2d(x, w, b, padding=1))
-    assert all(torch.allclose(f, e, rtol=1e-3) for f, e in zip(found, expected, strict=True))
+    assert all(torch.allclose(f, e, rtol=1e-3) for f, e in zip(actual, expected, strict=True))
 
 
 def test_a_loss_may_use_transforms_of_functions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +96,8 @@ def test_a_loss_may_use_transforms_of_functions(monkeypatch: pytest.MonkeyPatch)
     x, w = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3)
 
     def gradient() -> Tensor:
-        found: Tensor = torch.func.grad(lambda v: torch.nn.functional.conv2d(x, v).pow(2).sum())(w)
-        return found
+        actual: Tensor = torch.func.grad(lambda v: torch.nn.functional.conv2d(x, v).pow(2).sum())(w)
+        return actual
 
     expected = gradient()
     with Single(ClientRandom(0)):

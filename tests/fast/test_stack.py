@@ -71,12 +71,12 @@ ALONE: set[str] = set()  # methods whose loss cannot be stacked, and say so
 @pytest.mark.parametrize("make", [mlp_task, normed_task])
 def test_every_method_gives_the_same_stacked(name: str, make: Callable[[], Task], caplog: Any) -> None:
     switch.forget_reports()
-    found = []
+    actual = []
     for stacked in (True, False):
         with federation(stack=stacked, topology=topologies(name)[0]) as fed:
             result = federate(method(name, make()), fed, rounds=2)
-            found.append((tensors(result.state), {i: tensors(s) for i, s in fed.states.items()}, result.rounds))
-    (state, kept, rounds), (state_alone, kept_alone, rounds_alone) = found
+            actual.append((tensors(result.state), {i: tensors(s) for i, s in fed.states.items()}, result.rounds))
+    (state, kept, rounds), (state_alone, kept_alone, rounds_alone) = actual
     assert near(state, state_alone, TOLERANCE)
     assert kept.keys() == kept_alone.keys()
     assert all(near(kept[i], kept_alone[i], 10 * TOLERANCE) for i in kept)
@@ -153,17 +153,19 @@ def test_attention_over_sequences() -> None:
 
 
 def test_batchnorm_keeps_everyones_own_statistics() -> None:
-    found = agree(requests(normed_task(), SGD(lr=0.1, batch=16, epochs=2)))
-    means = [f.params["~body.2.running_mean"] for f in found]
+    actual = agree(requests(normed_task(), SGD(lr=0.1, batch=16, epochs=2)))
+    means = [f.params["~body.2.running_mean"] for f in actual]
     assert not any(torch.allclose(a, b, atol=1e-3) for a, b in pairwise(means))
-    assert [int(f.params["~body.2.num_batches_tracked"]) for f in found] == [f.steps for f in found] == [8, 2, 8, 6, 2]
+    assert (
+        [int(f.params["~body.2.num_batches_tracked"]) for f in actual] == [f.steps for f in actual] == [8, 2, 8, 6, 2]
+    )
 
 
 def test_frozen_parts_stay() -> None:
     task = mlp_task()
     fits = requests(task, SGD(lr=0.1, batch=16, momentum=0.9), train=task.part("head"))
-    for fit, found in zip(fits, agree(fits), strict=True):
-        assert all(torch.equal(found.params[k], v) == (k not in task.part("head")) for k, v in fit.params.items())
+    for fit, actual in zip(fits, agree(fits), strict=True):
+        assert all(torch.equal(actual.params[k], v) == (k not in task.part("head")) for k, v in fit.params.items())
 
 
 def test_what_was_given_is_not_modified() -> None:
@@ -187,10 +189,10 @@ def test_a_client_that_diverges_does_not_harm_the_others() -> None:
     for name in ("bench-cnn", "mlp:16"):
         fits = requests(net(name), SGD(lr=0.05, batch=16))
         fits[2] = replace(fits[2], params={k: v * torch.nan for k, v in fits[2].params.items()})
-        found = run_stack(fits)
-        assert found is not None
+        actual = run_stack(fits)
+        assert actual is not None
         for k, fit in enumerate(fits):
-            assert k == 2 or near(found[k].params, run_one(fit).params, TOLERANCE)
+            assert k == 2 or near(actual[k].params, run_one(fit).params, TOLERANCE)
 
 
 # Chance --------------------------------------------------------------------------------------------------------------
@@ -212,11 +214,11 @@ class Noisy(nn.Module):
 
 def test_chance_is_the_clients_own() -> None:
     fits = requests(Task(Noisy), SGD(lr=0.05, batch=16, epochs=2))
-    found = agree(fits)
+    actual = agree(fits)
     other = run_stack([replace(fits[0], seed=1), *fits[1:]])
     assert other is not None
-    assert not near(other[0].params, found[0].params, 1e-3)
-    assert all(same(a.params, b.params) for a, b in zip(other[1:], found[1:], strict=True))
+    assert not near(other[0].params, actual[0].params, 1e-3)
+    assert all(same(a.params, b.params) for a, b in zip(other[1:], actual[1:], strict=True))
 
 
 def test_torchs_own_dice_are_left_alone() -> None:
@@ -310,8 +312,8 @@ def test_only_fits_of_one_kind_are_stacked() -> None:
     fits[4] = replace(fits[4], train=TASK.part("head"))
     assert len({kind(fit) for fit in fits}) == 5
     assert groups([*fits, fits[1]]) == [[0], [1, 5], [2], [3], [4]]
-    found = run([*fits, fits[1]])
-    assert all(near(a.params, run_one(f).params, TOLERANCE) for a, f in zip(found, [*fits, fits[1]], strict=True))
+    actual = run([*fits, fits[1]])
+    assert all(near(a.params, run_one(f).params, TOLERANCE) for a, f in zip(actual, [*fits, fits[1]], strict=True))
 
 
 def test_stacks_are_as_wide_as_the_network_is_small() -> None:
@@ -333,13 +335,13 @@ def test_chunks_hold_everyone_once_whatever_the_order(rows: dict[str, int], most
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 def test_the_number_of_workers_does_not_show(name: str) -> None:
-    found = []
+    actual = []
     for workers in (1, 2, 3):
         with federation(skewed(9), workers=workers) as fed:
             result = federate(method(name, net("cnn"), cohort=0.8), fed, rounds=2)
-            found.append([tensors(result.state), fed.states])
-    assert same(found[0], found[1])
-    assert same(found[0], found[2])
+            actual.append([tensors(result.state), fed.states])
+    assert same(actual[0], actual[1])
+    assert same(actual[0], actual[2])
 
 
 # What cannot be stacked ----------------------------------------------------------------------------------------------
@@ -355,8 +357,8 @@ def test_falls_back_with_one_note(caplog: Any) -> None:
     switch.forget_reports()
     fits = requests(TASK, PLAN, by_value)
     with caplog.at_level(logging.INFO, logger="kilter"):
-        found = run(fits)
-        assert same([f.params for f in found], [run_one(fit).params for fit in fits])
+        actual = run(fits)
+        assert same([f.params for f in actual], [run_one(fit).params for fit in fits])
         run(fits)
     (note,) = [r.message for r in caplog.records]
     assert "by_value cannot be stacked" in note

@@ -72,8 +72,8 @@ def test_the_first_time_is_like_any_other() -> None:
     for formula in (product, in_place, gradient):
         for k in range(2):
             tapes, mine, theirs = Tapes(), numbers(k), numbers(k)
-            found = [plain(r) for r in tapes.run("a", formula, mine)]
-            assert all(torch.equal(a, b) for a, b in zip([*found, *mine], [*formula(theirs), *theirs], strict=True))
+            actual = [plain(r) for r in tapes.run("a", formula, mine)]
+            assert all(torch.equal(a, b) for a, b in zip([*actual, *mine], [*formula(theirs), *theirs], strict=True))
 
 
 def test_what_draws_draws_once() -> None:
@@ -84,8 +84,8 @@ def test_what_draws_draws_once() -> None:
 
     for k in range(3):
         mine, theirs = numbers(k), numbers(k)
-        (found,) = tapes.run("a", drawn(rng), mine)
-        assert torch.equal(plain(found), drawn(again)(theirs)[0])
+        (actual,) = tapes.run("a", drawn(rng), mine)
+        assert torch.equal(plain(actual), drawn(again)(theirs)[0])
         assert torch.equal(mine[0], theirs[0])
 
 
@@ -193,11 +193,11 @@ def test_what_the_context_holds_is_never_taken_from_an_earlier_round() -> None:
         ready = fits(pulled, TASK, [context(seed, same, rate)] * 4)
         together = stack.run_stack(ready)
         assert together is not None
-        for fit, found in zip(ready, together, strict=True):
+        for fit, actual in zip(ready, together, strict=True):
             alone = run_one(fit)
             for k, v in alone.params.items():
-                assert torch.allclose(v.float(), found.params[k].float(), atol=1e-5), (seed, same, rate, k)
-            assert found.loss == pytest.approx(alone.loss, abs=1e-5)
+                assert torch.allclose(v.float(), actual.params[k].float(), atol=1e-5), (seed, same, rate, k)
+            assert actual.loss == pytest.approx(alone.loss, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -209,9 +209,9 @@ def test_a_tape_changes_no_bit_of_a_stack_but_where_products_are_added(
     ready = [replace(f, plan=plan) for f in fits(pulled, TASK, [context(k, False, 0.01) for k in range(4)])]
 
     def trained() -> list[Tensor]:
-        found = stack.run_stack(ready)
-        assert found is not None
-        return [v for f in found for v in f.params.values()]
+        actual = stack.run_stack(ready)
+        assert actual is not None
+        return [v for f in actual for v in f.params.values()]
 
     first, second = trained(), trained()  # the first was written down
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
@@ -231,8 +231,8 @@ def test_a_weight_that_is_a_factor_of_anothers_gradient() -> None:
     ready = [replace(f, params={**f.params, "weight2": torch.ones(5, 3)}) for f in fits(loss, task, [None] * 4)]
     together = stack.run_stack(ready)
     assert together is not None
-    for fit, found in zip(ready, together, strict=True):
-        assert all(torch.allclose(v, found.params[k], atol=1e-5) for k, v in run_one(fit).params.items())
+    for fit, actual in zip(ready, together, strict=True):
+        assert all(torch.allclose(v, actual.params[k], atol=1e-5) for k, v in run_one(fit).params.items())
 
 
 def test_a_module_that_draws_is_trained_without_a_tape() -> None:
@@ -244,8 +244,8 @@ def test_a_module_that_draws_is_trained_without_a_tape() -> None:
     for _ in range(2):
         together = stack.run_stack(fits(loss, task, [None] * 4))
     assert together is not None
-    for fit, found in zip(fits(loss, task, [None] * 4), together, strict=True):
-        assert all(torch.allclose(v, found.params[k], atol=1e-5) for k, v in run_one(fit).params.items())
+    for fit, actual in zip(fits(loss, task, [None] * 4), together, strict=True):
+        assert all(torch.allclose(v, actual.params[k], atol=1e-5) for k, v in run_one(fit).params.items())
 
 
 @pytest.mark.parametrize("plan", [SGD(lr=0.1, batch=6), SGD(lr=0.1, batch=6, momentum=0.9), SGD(batch=0)])
@@ -262,9 +262,9 @@ def test_clients_that_begin_alike_or_not_and_some_that_never_begin(
     before = [{n: v.clone() for n, v in f.params.items()} for f in ready]
     together = stack.run_stack(ready)
     assert together is not None
-    for fit, found, first in zip(ready, together, before, strict=True):
+    for fit, actual, first in zip(ready, together, before, strict=True):
         assert all(torch.equal(v, first[n]) for n, v in fit.params.items())  # what is given is not written on
         if len(fit.rows):
-            assert all(torch.allclose(v, found.params[n], atol=1e-5) for n, v in run_one(fit).params.items())
+            assert all(torch.allclose(v, actual.params[n], atol=1e-5) for n, v in run_one(fit).params.items())
         else:
-            assert all(torch.equal(v, first[n]) for n, v in found.params.items())
+            assert all(torch.equal(v, first[n]) for n, v in actual.params.items())

@@ -41,8 +41,8 @@ def ours(x: Tensor, w: Tensor, grad: Tensor, padding: tuple[int, int], m: int) -
     ]
 
 
-def error(found: Tensor, true: Tensor) -> float:
-    return float((found - true).norm() / true.norm())
+def error(actual: Tensor, true: Tensor) -> float:
+    return float((actual - true).norm() / true.norm())
 
 
 @given(
@@ -61,8 +61,8 @@ def test_it_is_a_convolution_and_its_gradients(m, rows, channels, size, padding,
         x, w, grad = (a.contiguous(memory_format=torch.channels_last) for a in (x, w, grad))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(winograd, "BLOCK", block)
-        found = ours(x, w, grad, padding, m)
-    for a, b in zip(found, true, strict=True):
+        actual = ours(x, w, grad, padding, m)
+    for a, b in zip(actual, true, strict=True):
         assert a.shape == b.shape
         assert torch.allclose(a.double(), b, atol=2e-5 * float(b.abs().max()) + 1e-6)
 

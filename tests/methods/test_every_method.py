@@ -49,11 +49,11 @@ def test_one_client_is_plain_sgd(name: str) -> None:
             optim.zero_grad()
             nn.functional.cross_entropy(net(batch["x"]), batch["y"]).backward()
             optim.step()
-    found = kept["only"]["w"] if name == "solo" else result.state[0] if name == "scaffold" else result.state
+    actual = kept["only"]["w"] if name == "solo" else result.state[0] if name == "scaffold" else result.state
     if name == "scaffold":
-        assert near(found, dict(net.state_dict()), 1e-5)
+        assert near(actual, dict(net.state_dict()), 1e-5)
     else:
-        assert same(found, dict(net.state_dict()))
+        assert same(actual, dict(net.state_dict()))
 
 
 def test_the_seed_determines_the_result() -> None:

@@ -52,8 +52,8 @@ def referee(net: nn.Module, clients: list[Rows], test: Rows, rounds: int, lr: fl
 
 def ours(task: Task, clients: dict[str, Data], test: Rows, rounds: int, plan: SGD, seed: int) -> float:
     with Simulation(clients, bench=test, seed=seed) as fed:
-        found = federate(methods()["fedavg"](task=task, local=plan), fed, rounds, evaluate_every=rounds)
-        return float(found.summary.global_accuracy)
+        actual = federate(methods()["fedavg"](task=task, local=plan), fed, rounds, evaluate_every=rounds)
+        return float(actual.summary.global_accuracy)
 
 
 def test_digits_with_only_the_split_in_common() -> None:

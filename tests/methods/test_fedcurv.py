@@ -81,6 +81,6 @@ def test_a_node_subtracts_nothing_from_older_sums() -> None:
 def test_models_are_weighted_and_curvatures_summed() -> None:
     run = curv(linear_task([0.0]))
     replies = {"a": (w(1), w(2), w(2), 1), "b": (w(5), w(3), w(15), 3)}
-    found = run.combine(hub(4), {"U": w(0), "V": w(0)}, Replies(replies, 2))
-    assert (found["w"]["w"].item(), found["U"]["w"].item(), found["V"]["w"].item()) == (4, 5, 17)
-    assert (found["whose"], found["round"]) == (["a", "b"], 4)
+    actual = run.combine(hub(4), {"U": w(0), "V": w(0)}, Replies(replies, 2))
+    assert (actual["w"]["w"].item(), actual["U"]["w"].item(), actual["V"]["w"].item()) == (4, 5, 17)
+    assert (actual["whose"], actual["round"]) == (["a", "b"], 4)

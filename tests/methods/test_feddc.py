@@ -62,9 +62,9 @@ def test_the_first_step_is_twice_that_of_the_plain_mean() -> None:
     clients = {"a": constant([[1.0, 0.0]] * 3), "b": constant([[0.0, -4.0]] * 3)}
     task, plan = linear_task([0.5, 0.5]), SGD(lr=0.1, batch=1)
     fedavg = models("fedavg", 1, clients, task=task, local=plan)
-    found = models("feddc", 1, clients, task=task, local=plan, a=0.0)
+    actual = models("feddc", 1, clients, task=task, local=plan, a=0.0)
     start = task.init(0)
-    assert near(found, add(start, scale(sub(fedavg, start), 2)), 1e-6)
+    assert near(actual, add(start, scale(sub(fedavg, start), 2)), 1e-6)
 
 
 def test_the_server_knows_the_mean_drift_and_gradient_of_all_clients() -> None:

@@ -22,8 +22,8 @@ RULES = ["llr", "dre", "odds", "prob", "minmax2", "tri"]
 QUICK = {"density_rounds": 3, "density_epochs": 1, "own_epochs": 5, "hidden": 8}
 
 
-def close(found, expected, tolerance=1e-6):
-    return [float(v) for v in found] == pytest.approx(expected, abs=tolerance)
+def close(actual, expected, tolerance=1e-6):
+    return [float(v) for v in actual] == pytest.approx(expected, abs=tolerance)
 
 
 # The paper's cost ---------------------------------------------------------------------------------------------------
@@ -47,10 +47,10 @@ COST = {
 def test_d1_cost_table_of_the_paper(data, ecr, ratio):  # D1
     network, made = SIZES[data]
     *baselines, (classifier, density) = ECR[data].values()
-    found = [cost_paper([(r, network)]) for r in baselines] + [cost_paper([(classifier, network), (density, made)])]
-    assert found == COST[data]
+    actual = [cost_paper([(r, network)]) for r in baselines] + [cost_paper([(classifier, network), (density, made)])]
+    assert actual == COST[data]
     assert classifier + density == ecr
-    assert min(found[:-1]) / found[-1] == pytest.approx(ratio, abs=1e-6)
+    assert min(actual[:-1]) / actual[-1] == pytest.approx(ratio, abs=1e-6)
 
 
 def test_density_models_have_the_papers_size():  # D2
@@ -60,8 +60,8 @@ def test_density_models_have_the_papers_size():  # D2
 
 def test_effective_communication_rounds():  # D10
     base, ours = curve([0.10, 0.30, 0.50, 0.50, 0.60, 0.59]), curve([0.20, 0.55, 0.61, 0.62, 0.62, 0.63])
-    found = ecr_paper({"fedavg": base}, {"feddisk": ours}, {"feddisk": 2})
-    assert (found.rounds, found.target) == ({"fedavg": 5, "feddisk": 5}, 0.6)
+    actual = ecr_paper({"fedavg": base}, {"feddisk": ours}, {"feddisk": 2})
+    assert (actual.rounds, actual.target) == ({"fedavg": 5, "feddisk": 5}, 0.6)
     assert rounds_to_target(ours, 0.9) is None
 
 
@@ -113,12 +113,12 @@ def test_weights_of_one_are_fedavg_bit_for_bit(brief, name):
 def test_every_rule_gives_weights_and_records_their_effective_size(brief, rule):
     with federation() as fed:
         result = federate(method("feddisk", rule=rule, **QUICK), fed, 1)
-        found = weights_of(fed)
-    assert all(len(a) == len(fed.clients[i].train) and a.dtype == torch.float32 for i, a in found.items())
-    assert all(abs(float(a.mean()) - 1) < 1e-5 and float(a.min()) >= 0 for a in found.values())
-    assert any(float(a.std()) > 1e-6 for a in found.values())
+        actual = weights_of(fed)
+    assert all(len(a) == len(fed.clients[i].train) and a.dtype == torch.float32 for i, a in actual.items())
+    assert all(abs(float(a.mean()) - 1) < 1e-5 and float(a.min()) >= 0 for a in actual.values())
+    assert any(float(a.std()) > 1e-6 for a in actual.values())
     said = {n.node: n.text for n in result.rounds[0].notes if n.step == "weigh"}
-    for i, a in found.items():
+    for i, a in actual.items():
         assert f"weights by {rule}: effective sample size {effective_size(a):.1f} of {len(a)}" == said[i]
         assert set(fed.states[i]) == {"weight"}  # no density model stays behind
 
@@ -243,10 +243,10 @@ def test_clients_with_difficult_data(brief, rule):
     assert len(few.train) <= 5
     with federation(clients) as fed:
         result = federate(method("feddisk", rule=rule, **QUICK), fed, 2)
-        found = weights_of(fed)
+        actual = weights_of(fed)
     assert not result.summary.failures
-    assert all(bool(torch.isfinite(a).all()) for a in found.values())
-    assert torch.allclose(found["blank"], torch.ones(14), atol=1e-3) or rule == "minmax2"
+    assert all(bool(torch.isfinite(a).all()) for a in actual.values())
+    assert torch.allclose(actual["blank"], torch.ones(14), atol=1e-3) or rule == "minmax2"
 
 
 def test_tables_have_a_gaussian_density(brief):

@@ -28,8 +28,8 @@ def weights_of(fed: Simulation) -> dict[str, torch.Tensor]:
 def test_weights_come_from_raw_data_which_counts_as_traffic(brief):
     with federation() as fed:
         result = federate(method("feddisk-oracle"), fed, 1)
-        found = weights_of(fed)
-    assert all(float(a.mean()) == pytest.approx(1, abs=1e-5) for a in found.values())
+        actual = weights_of(fed)
+    assert all(float(a.mean()) == pytest.approx(1, abs=1e-5) for a in actual.values())
     raw = sum(4 * 64 * len(d.train) for d in fed.clients.values())
     assert raw < result.rounds[0].bytes_up < raw + 4 * 1000
     with federation(topology="ring") as peers, pytest.raises(Mistake, match="one aggregator"):

@@ -38,8 +38,8 @@ def test_the_e_step_by_hand() -> None:
 def test_one_component_is_fedavg() -> None:
     task = normed_task()
     with federation(stack=False) as fed:
-        (found,) = federate(method("fedem", task, components=1), fed, 3).state
-    assert same(found, models("fedavg", 3, task=task))
+        (actual,) = federate(method("fedem", task, components=1), fed, 3).state
+    assert same(actual, models("fedavg", 3, task=task))
     assert not is_fedavg("fedprox", 2, mu=1.0)  # the comparison can fail
 
 
@@ -80,10 +80,10 @@ def test_each_component_is_averaged_separately() -> None:
 def test_predictions_are_logarithms_of_a_mixture() -> None:
     run, node = em(), Node("c0", skewed()["c0"], state={"pi": torch.tensor([0.7, 0.1, 0.2])})
     w, x = run.setup(type("Fed", (), {"seed": 0})()), skewed()["c1"].train["x"]
-    found = run.personal(node, w, x).exp()
+    actual = run.personal(node, w, x).exp()
     each = torch.stack([run.task.predict(m, x).softmax(1) for m in w])
-    assert torch.allclose(found, torch.einsum("m,mnc->nc", node.state["pi"], each), atol=1e-6)
-    assert torch.allclose(found.sum(1), torch.ones(len(x)))
+    assert torch.allclose(actual, torch.einsum("m,mnc->nc", node.state["pi"], each), atol=1e-6)
+    assert torch.allclose(actual.sum(1), torch.ones(len(x)))
 
 
 def test_there_is_no_global_model() -> None:

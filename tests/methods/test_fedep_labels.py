@@ -116,11 +116,11 @@ def test_a_false_summary_is_refused_and_the_run_continues(lie, topology):
     clients = skewed(4)
     with federation(clients, topology=topology) as fed:
         result = federate(FalseSummary(task=honest.task, local=honest.local, lie=lie), fed, 2)
-        found = result.state if topology == "star" else fed.states["c0"]["~pool"]
+        actual = result.state if topology == "star" else fed.states["c0"]["~pool"]
         where = "server" if topology == "star" else "c0"
         assert set(fed.states[where]["alpha"]) == {"c0", "c2", "c3"}
     with federation({k: v for k, v in clients.items() if k != "c1"}, bench=None) as fed:
-        assert near(found, federate(honest, fed, 2).state)
+        assert near(actual, federate(honest, fed, 2).state)
     for record in result.rounds:
         told = [f.reason for f in record.failures if f.node == "c1"]
         told += [n.text for n in record.notes if "c1" in n.text]

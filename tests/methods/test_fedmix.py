@@ -101,10 +101,10 @@ def test_without_mixing_it_is_fedavg() -> None:
 
 def test_means_cover_all_rows_in_groups_of_at_least_mash() -> None:
     run, data = mix(mash=7), skewed()["c0"]
-    found = run.mashed(Node("c0", data))
+    actual = run.mashed(Node("c0", data))
     n = len(data.train)
-    assert len(found["x"]) == len(found["y"]) == n // 7
-    assert torch.allclose(found["y"].sum(1), torch.ones(n // 7))
+    assert len(actual["x"]) == len(actual["y"]) == n // 7
+    assert torch.allclose(actual["y"].sum(1), torch.ones(n // 7))
     few = run.mashed(Node("few", skewed()["c1"].__class__(*[data.train.take(torch.arange(3))] * 3)))
     assert torch.allclose(few["x"][0], data.train["x"][:3].mean(0))
 

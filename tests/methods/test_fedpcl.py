@@ -33,8 +33,8 @@ def test_loss_by_hand() -> None:
     """f = (.6, .8), prototypes e1 and e2, the second class, tau .07: .055844, from the global set and again from a client's."""
     run, batch = pcl(), {"r": torch.tensor([[3.0, 4.0]]), "y": torch.tensor([1])}
     eye = torch.eye(2)
-    found = run.loss({"P": eye}, batch, known(eye, eye[None]))
-    assert found.item() == pytest.approx(2 * 0.055844, abs=2e-6)
+    actual = run.loss({"P": eye}, batch, known(eye, eye[None]))
+    assert actual.item() == pytest.approx(2 * 0.055844, abs=2e-6)
 
 
 def test_sets_are_averaged_over_clients() -> None:
@@ -102,9 +102,9 @@ def test_weights_from_a_file(tmp_path: Path) -> None:
     save_file(net.state_dict(), tmp_path / "encoder.safetensors")
     task = Task(lambda: load_weights(build("mlp:16", SHAPE, 10), tmp_path / "encoder.safetensors"))
     run, x = pcl(task, pretrain=0), public()["x"]
-    found = run.encode(Node("c0", skewed()["c0"]), {}, x)
+    actual = run.encode(Node("c0", skewed()["c0"]), {}, x)
     with torch.no_grad():
-        assert torch.allclose(found, net.body(x))  # type: ignore[operator]
+        assert torch.allclose(actual, net.body(x))  # type: ignore[operator]
     with federation(topology="full", public=None) as fed:  # and so needs no aggregator
         result = federate(run, fed, 2)
     assert result.summary.client_accuracy.mean > 0.3

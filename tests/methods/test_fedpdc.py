@@ -101,9 +101,9 @@ def test_p2_one_step_of_each_correction(correction: Any, loss: float, step: tupl
     node.state["public"] = {"x": torch.eye(2), "y": torch.tensor([1, 0])}
     constants = method.constants(node, {"w": torch.zeros(2)}, 0.3)
     w = {"w": torch.tensor([0.1, -0.2], requires_grad=True)}
-    found = method.loss(w, {"x": torch.tensor([[1.0, 2.0]]), "y": torch.tensor([1])}, constants)
-    (gradient,) = torch.autograd.grad(found, [w["w"]])
-    assert float(found.detach()) == pytest.approx(loss, abs=1e-5)
+    actual = method.loss(w, {"x": torch.tensor([[1.0, 2.0]]), "y": torch.tensor([1])}, constants)
+    (gradient,) = torch.autograd.grad(actual, [w["w"]])
+    assert float(actual.detach()) == pytest.approx(loss, abs=1e-5)
     assert (w["w"] - 0.01 * gradient).tolist() == pytest.approx(step, abs=1e-6)
     if correction == "constant":
         assert gradient.tolist() == pytest.approx([-0.574443, -1.148885], abs=1e-6)
@@ -147,16 +147,16 @@ def test_p4_a_node_that_did_not_take_part_has_score_one() -> None:
 )
 def test_p5_speed_up_is_rounds_to_fedavgs_score(fedavg: int, ours: tuple[int, ...], speedup: tuple[float, ...]) -> None:
     for reached, times in zip(ours, speedup, strict=True):
-        found = rounds_to_target(curve([0.5 if t < reached else 0.6 for t in range(1, fedavg + 1)]), 0.6)
-        assert found is not None
-        assert round(fedavg / found, 2) == times
+        actual = rounds_to_target(curve([0.5 if t < reached else 0.6 for t in range(1, fedavg + 1)]), 0.6)
+        assert actual is not None
+        assert round(fedavg / actual, 2) == times
 
 
 def outcome(method: Method, rounds: int = 3, **options: Any) -> dict[str, Tensor]:
     with federation(**options) as fed:
-        found = federate(method, fed, rounds, evaluate_every=rounds)
-    assert found.model is not None
-    return found.model
+        actual = federate(method, fed, rounds, evaluate_every=rounds)
+    assert actual.model is not None
+    return actual.model
 
 
 def test_as_printed_lambda_has_no_effect() -> None:
@@ -178,11 +178,11 @@ def test_equal_scores_are_the_plain_mean() -> None:
         fed.round = 1
         w, p = method.setup(fed)
         replies = fed.map(method.train, (w, 1.0))
-        found, _ = method.combine(hub(fed.public), (w, p), replies)
+        actual, _ = method.combine(hub(fed.public), (w, p), replies)
         same_sizes = Replies({i: (w, 1) for i, (w, _) in replies.items()}, 4)
         alike, _ = method.combine(hub(fed.public), (w, p), same_sizes)
     assert near(alike, mean(w for w, _ in replies.values()))
-    assert near(found, outcome(FedAvg(task=small_task(), local=PLAN), 1), 1e-5)
+    assert near(actual, outcome(FedAvg(task=small_task(), local=PLAN), 1), 1e-5)
 
 
 def test_corrections_change_the_model() -> None:
@@ -202,12 +202,12 @@ def test_stacked_and_one_by_one_agree(correction: Any) -> None:
 def test_every_topology(topology: str, correction: Any) -> None:
     method = fedpdc(correction=correction, lam=1.0, local=SGD(lr=0.4, batch=16))
     with federation(topology=topology) as fed:
-        found = federate(method, fed, 5, evaluate_every=5)
-    assert found.summary.global_accuracy > 0.25
+        actual = federate(method, fed, 5, evaluate_every=5)
+    assert actual.summary.global_accuracy > 0.25
     if topology == "full":
         with federation() as fed:
             star = federate(method, fed, 5, evaluate_every=5)
-        assert found.summary.global_accuracy == pytest.approx(star.summary.global_accuracy, abs=0.01)
+        assert actual.summary.global_accuracy == pytest.approx(star.summary.global_accuracy, abs=0.01)
 
 
 def books(correction: Any, topology: str = "star") -> list[dict[str, Any]]:
@@ -253,8 +253,8 @@ def test_a_node_without_public_rows_trains_without_correction() -> None:
         return "away" if (node, step) == ("c1", "keep") else None
 
     with federation(faults=absent) as fed:
-        found = federate(fedpdc(correction="public"), fed, 1)
-    notes = [n.node for n in found.rounds[1].notices if "missed" in n.what]
+        actual = federate(fedpdc(correction="public"), fed, 1)
+    notes = [n.node for n in actual.rounds[1].notices if "missed" in n.what]
     assert notes == ["c1"]
 
 
@@ -267,8 +267,8 @@ def test_batch_norm_does_not_learn_from_the_public_rows() -> None:
 
 def test_the_record_says_on_how_many_rows_models_were_scored() -> None:
     with federation() as fed:
-        found = federate(fedpdc(), fed, 1)
-    assert any("90 public rows" in n.text for n in found.rounds[1].notes)
+        actual = federate(fedpdc(), fed, 1)
+    assert any("90 public rows" in n.text for n in actual.rounds[1].notes)
 
 
 def test_it_needs_public_rows() -> None:

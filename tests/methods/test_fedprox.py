@@ -37,8 +37,8 @@ def test_known_answer() -> None:
 
 def test_two_local_steps_by_hand() -> None:
     # From 0: step one has no pull (-.2), step two is pulled back by mu (w - w^t) = -.2.
-    found = run("fedprox", {"a": constant([[2.0]])}, task=linear_task([0.0]), mu=1.0, local=SGD(lr=0.1, epochs=2))
-    assert found.state["w"].item() == pytest.approx(-0.2 - 0.1 * (2 - 0.2))
+    actual = run("fedprox", {"a": constant([[2.0]])}, task=linear_task([0.0]), mu=1.0, local=SGD(lr=0.1, epochs=2))
+    assert actual.state["w"].item() == pytest.approx(-0.2 - 0.1 * (2 - 0.2))
 
 
 def test_mu_zero_is_fedavg_bit_for_bit() -> None:

@@ -92,10 +92,10 @@ def test_the_losses_of_the_server_by_hand() -> None:
 
 def test_distillation_ignores_labels() -> None:
     wrong = Rows.of(x=public()["x"], y=(public()["y"] + 1) % 10)
-    found = [run(fedsbme(server_mode="distill", pretrain=0), public=rows).state["theta"] for rows in (public(), wrong)]
-    assert same(*found)
+    actual = [run(fedsbme(server_mode="distill", pretrain=0), public=rows).state["theta"] for rows in (public(), wrong)]
+    assert same(*actual)
     other = run(fedsbme(server_mode="both", pretrain=0), public=wrong).state["theta"]
-    assert not near(other, found[0], 1e-3)
+    assert not near(other, actual[0], 1e-3)
 
 
 def test_average_is_the_plain_mean_of_the_ensemble() -> None:
@@ -133,9 +133,9 @@ def test_swa_averages_the_last_epochs() -> None:
             seen.append(w)
             fit = work.send(w)
     except StopIteration as end:
-        found, s2, n = end.value
+        actual, s2, n = end.value
     assert epochs == [2, 1, 1]
-    assert near(found, mean(seen[1:]))
+    assert near(actual, mean(seen[1:]))
     assert all(float(v.mean()) == pytest.approx(2.25, rel=1e-4) for v in s2.values())  # two snapshots 3 apart
     assert n == 42
 
@@ -145,15 +145,15 @@ def test_swa_averages_the_last_epochs() -> None:
 
 def test_three_results_are_always_reported() -> None:
     with federation() as fed:
-        found = federate(fedsbme(), fed, 3)
-    for record in found.rounds[1:]:
+        actual = federate(fedsbme(), fed, 3)
+    for record in actual.rounds[1:]:
         assert record.variants.keys() == {"mean", "trained", "ensemble"}
         assert record.variants["trained"]["accuracy"] == record.global_metrics["accuracy"]
         assert "per_class" not in record.variants["mean"]
-    last = found.summary.last.variants
+    last = actual.summary.last.variants
     assert len(last["ensemble"].per_class["specificity"]) == 10
     assert {"calibration_error", "entropy"} <= last["ensemble"].metrics.keys()
-    p = ensemble.probabilities(mlp_task(), found.state["ensemble"], bench())
+    p = ensemble.probabilities(mlp_task(), actual.state["ensemble"], bench())
     assert last["ensemble"].metrics["accuracy"] == pytest.approx(float((p.argmax(1) == bench()["y"]).double().mean()))
     assert last["ensemble"].metrics["loss"] == pytest.approx(
         float(torch.nn.functional.nll_loss(p.log(), bench()["y"])), rel=1e-5
@@ -161,8 +161,8 @@ def test_three_results_are_always_reported() -> None:
 
 
 def test_other_methods_have_no_variants() -> None:
-    found = run(FedAvg(task=mlp_task(), local=PLAN), 1)
-    assert found.rounds[1].variants == found.summary.last.variants == {}
+    actual = run(FedAvg(task=mlp_task(), local=PLAN), 1)
+    assert actual.rounds[1].variants == actual.summary.last.variants == {}
 
 
 def test_a_stopped_run_resumes_and_saves_its_ensemble(tmp_path) -> None:
@@ -200,8 +200,8 @@ def test_clients_may_be_missing() -> None:
     def faults(seed: int, round: int, name: str, step: str) -> str | None:
         return "away" if step == "train" and (name == "c1" or round == 1) else None
 
-    found = run(fedsbme(), 2, faults=faults)
-    assert len(found.state["ensemble"]["clients"]) == 3
+    actual = run(fedsbme(), 2, faults=faults)
+    assert len(actual.state["ensemble"]["clients"]) == 3
     with pytest.warns(UserWarning, match="No reply of any client"):
         none = run(fedsbme(), 1, faults=faults)
     assert none.state["ensemble"] is None

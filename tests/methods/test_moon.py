@@ -40,8 +40,8 @@ Z = torch.tensor([[2.0, 0.0]])
 )
 def test_known_answers(near: float, far: list[float], held: list[bool], expected: float) -> None:
     run = moon(buffer=len(far))
-    found = run.contrast(Z, at(near), torch.stack([at(c)[0] for c in far])[None], torch.tensor(held))
-    assert found.item() == pytest.approx(expected, abs=1e-6)
+    actual = run.contrast(Z, at(near), torch.stack([at(c)[0] for c in far])[None], torch.tensor(held))
+    assert actual.item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_without_past_models_the_gradient_is_zero() -> None:
@@ -84,6 +84,6 @@ def test_the_received_model_is_not_modified() -> None:
 def test_past_models_stay_at_the_node() -> None:
     """One node alone receives its own last model: both cosines are one number, and the contrast pulls nowhere."""
     data = {"a": skewed()["c0"]}
-    found, plain = (models(name, 4, data, **more) for name, more in (("moon", {"mu": 5.0}), ("fedavg", {})))
-    assert near(found, plain, 1e-6)
+    actual, plain = (models(name, 4, data, **more) for name, more in (("moon", {"mu": 5.0}), ("fedavg", {})))
+    assert near(actual, plain, 1e-6)
     assert not near(models("moon", 4, mu=5.0), models("fedavg", 4), 1e-3)  # with others it does

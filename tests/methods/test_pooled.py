@@ -22,7 +22,7 @@ def test_it_is_centralised_training_on_the_union() -> None:
     clients = skewed()
     task = mlp_task()
     plan = SGD(lr=0.1, batch=0, epochs=3)
-    found = run("pooled", clients, 2, task, local=plan).model
+    actual = run("pooled", clients, 2, task, local=plan).model
     rows = together(clients)
     net = task.load(task.init(0)).train()
     optim = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -30,8 +30,8 @@ def test_it_is_centralised_training_on_the_union() -> None:
         optim.zero_grad()
         nn.functional.cross_entropy(net(rows["x"]), rows["y"]).backward()
         optim.step()
-    assert found is not None
-    assert same(found, dict(net.state_dict()))
+    assert actual is not None
+    assert same(actual, dict(net.state_dict()))
 
 
 def test_every_row_of_every_client_is_used() -> None:

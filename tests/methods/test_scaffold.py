@@ -66,17 +66,17 @@ def test_identical_clients_give_fedavg() -> None:
 
 def test_the_first_round_is_the_plain_mean_of_local_training() -> None:
     clients = skewed()
-    found = run("scaffold", clients).state[0]
+    actual = run("scaffold", clients).state[0]
     _, kept = states("solo", clients, 1)
-    assert near(found, mean(s["w"] for s in kept.values()), 1e-5)
-    assert not near(found, average((s["w"], len(clients[i].train)) for i, s in kept.items()), 1e-3)  # not by n_k
+    assert near(actual, mean(s["w"] for s in kept.values()), 1e-5)
+    assert not near(actual, average((s["w"], len(clients[i].train)) for i, s in kept.items()), 1e-3)  # not by n_k
 
 
 def test_server_learning_rate() -> None:
     clients = {"a": constant([[1.0]]), "b": constant([[3.0]])}
     for rate, expected in [(1.0, -2.0), (0.5, -1.0), (0.0, 0.0)]:
-        found = run("scaffold", clients, task=linear_task([0.0]), local=SGD(lr=1.0), server_lr=rate)
-        assert found.state[0]["w"].item() == pytest.approx(expected)
+        actual = run("scaffold", clients, task=linear_task([0.0]), local=SGD(lr=1.0), server_lr=rate)
+        assert actual.state[0]["w"].item() == pytest.approx(expected)
 
 
 def test_buffers_are_not_corrected() -> None:

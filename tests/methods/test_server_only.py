@@ -36,9 +36,9 @@ def test_the_model_does_not_depend_on_clients_and_costs_no_traffic() -> None:
 
 def test_the_server_learns_from_its_rows() -> None:
     method = ServerOnly(task=normed_task(), local=PLAN, server_lr=0.2, server_batch=16)
-    found = run(method, 4)
-    assert method.task.evaluate(found.state, public())["accuracy"] > 0.5
-    assert sum(r.steps for r in found.rounds) == (5 + 4 * 5) * -(-len(public()) // 16)
+    actual = run(method, 4)
+    assert method.task.evaluate(actual.state, public())["accuracy"] > 0.5
+    assert sum(r.steps for r in actual.rounds) == (5 + 4 * 5) * -(-len(public()) // 16)
 
 
 def test_the_learning_rate_of_the_server_does_not_decay() -> None:

@@ -218,10 +218,10 @@ class Place:
 def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on just now."""
     made = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    found = [one.getsockname()[1] for one in made]
+    actual = [one.getsockname()[1] for one in made]
     for one in made:
         one.close()
-    return found
+    return actual
 
 
 def site_files(folder: Path, sites: tuple[str, ...], rows: int = 90) -> None:

@@ -64,8 +64,8 @@ class Camp:
             time.sleep(0.01)
 
     def ask(self) -> Replies:
-        found: Replies = self.runtime.call(StepName("train"), {"w": torch.zeros(3)})
-        return found
+        actual: Replies = self.runtime.call(StepName("train"), {"w": torch.zeros(3)})
+        return actual
 
     def reasons(self) -> dict[str, str]:
         return {f.node: f.reason for f in self.runtime.ledger.close().failures}
@@ -91,9 +91,9 @@ def camp(certs: Path) -> Iterator[Callable[..., Camp]]:
 
 def refused_at_the_door(port: int, identity: tls.Identity, **given: Any) -> str:
     raw = Raw(port, identity, identity.name, **given)
-    found = raw.refused()
+    actual = raw.refused()
     raw.close()
-    return str(found.code().name)
+    return str(actual.code().name)
 
 
 def test_no_certificate_a_foreign_one_and_an_expired_one_do_not_come_in(
@@ -146,9 +146,9 @@ def _together(here: Camp, act: Callable[[], None]) -> Replies:
 
     thread = threading.Thread(target=act)
     thread.start()
-    found = here.ask()
+    actual = here.ask()
     thread.join(30)
-    return found
+    return actual
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_a_reply_counts_only_for_the_open_order(camp: Callable[..., Camp], chang
     here.honest("a", "b")
     enemy = here.enemy()
     here.here("c")
-    found = _together(here, lambda: enemy.reply(enemy.order()[0], {"w": torch.full((3,), 9.0)}, **changed))
-    assert set(found) == {"a", "b"}
+    actual = _together(here, lambda: enemy.reply(enemy.order()[0], {"w": torch.full((3,), 9.0)}, **changed))
+    assert set(actual) == {"a", "b"}
     assert says in enemy.refused().details()
 
 

@@ -161,14 +161,14 @@ def test_a_healthy_site_has_no_problems(authority: Path, tmp_path: Path) -> None
 
 def test_the_doctor_names_what_to_fix(tmp_path: Path) -> None:
     tls.new(tmp_path, ["a", "b"], days=10)
-    found = problems(folder=tmp_path / "a", state_dir=tmp_path / "state")
-    assert "renew it" in found["key and certificate"].fix
+    actual = problems(folder=tmp_path / "a", state_dir=tmp_path / "state")
+    assert "renew it" in actual["key and certificate"].fix
     (tmp_path / "a" / "key.pem").write_bytes((tmp_path / "b" / "key.pem").read_bytes())
-    found = problems(folder=tmp_path / "a", state_dir=tmp_path / "state")
-    assert "do not belong together" in found["key and certificate"].text
+    actual = problems(folder=tmp_path / "a", state_dir=tmp_path / "state")
+    assert "do not belong together" in actual["key and certificate"].text
     (tmp_path / "a" / "key.pem").chmod(0o644)
-    found = problems(folder=tmp_path / "a", state_dir=tmp_path / "state")
-    assert "chmod 600" in found["key and certificate"].text
+    actual = problems(folder=tmp_path / "a", state_dir=tmp_path / "state")
+    assert "chmod 600" in actual["key and certificate"].text
     (tmp_path / "site.toml").write_text("approval = 3")
     assert "policy" in problems(state_dir=tmp_path / "state", policy=tmp_path / "site.toml")
     assert "data" in problems(state_dir=tmp_path / "state", data=str(tmp_path / "absent.csv"))
@@ -178,8 +178,8 @@ def test_the_doctor_tries_the_server(tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-    found = problems(server=f"127.0.0.1:{port}", state_dir=tmp_path / "state")
-    assert "cannot be reached" in found["server"].text
+    actual = problems(server=f"127.0.0.1:{port}", state_dir=tmp_path / "state")
+    assert "cannot be reached" in actual["server"].text
     from kilter.net.grpc_server import GrpcServer
 
     tls.new(tmp_path / "certs", ["server", "a"])

@@ -48,20 +48,20 @@ def test_ratios_compare_the_better_settings() -> None:
 
     runs = [run("kilter", [9, 1.0], 1), run("kilter", [9, 0.5], 2), run("flwr", [9, 6.0], 1), run("flwr", [9, 2.0], 2)]
     runs += [run("hand", [9, 1.5], 1), run("hand", [9, 1.8], 2), run("fluke", [9, 1.4], 1)]
-    found = table.lines(runs)
-    assert table.ratios(found) == pytest.approx({"flwr": 4.0, "hand": 3.0, "fluke": 2.8})
-    v = table.verdict("W1", found)
+    actual = table.lines(runs)
+    assert table.ratios(actual) == pytest.approx({"flwr": 4.0, "hand": 3.0, "fluke": 2.8})
+    v = table.verdict("W1", actual)
     assert (v["fastest"], v["flower_bar"], v["others_bar"]) == ("fluke", 3.0, 2.2)
     assert (v["flower"], v["others"]) == pytest.approx((4.0, 2.8))
-    assert "met" in table.verdicts({"W1": found})
-    assert "MISSED" in table.verdicts({"W2": found})  # whose bars are higher
+    assert "met" in table.verdicts({"W1": actual})
+    assert "MISSED" in table.verdicts({"W2": actual})  # whose bars are higher
 
 
 def test_memory_is_compared_with_flower_and_what_was_not_measured_is_said() -> None:
     import table
 
-    found = table.lines([run("kilter", [9, 1.0], rss=10), run("flwr", [9, 1.0], rss=40)])
-    assert table.verdict("W1", found)["memory"] == 4.0
+    actual = table.lines([run("kilter", [9, 1.0], rss=10), run("flwr", [9, 1.0], rss=40)])
+    assert table.verdict("W1", actual)["memory"] == 4.0
     alone = table.lines([run("kilter", [9, 1.0])])
     assert table.verdict("W1", alone)["flower"] is None
     assert "not measured" in table.verdicts({"W1": alone})
@@ -81,8 +81,8 @@ def test_unequal_work_is_not_compared() -> None:
 def test_who_has_learnt_something_else_is_named() -> None:
     import table
 
-    found = table.lines([run("kilter", [1]), run("hand", [1]), run("pfl", [1], accuracy=0.1)])
-    assert table.strangers(found) == ["pfl with 1 has accuracy 0.10, the median is 0.50"]
+    actual = table.lines([run("kilter", [1]), run("hand", [1]), run("pfl", [1], accuracy=0.1)])
+    assert table.strangers(actual) == ["pfl with 1 has accuracy 0.10, the median is 0.50"]
 
 
 def test_the_work_is_what_the_issue_says() -> None:

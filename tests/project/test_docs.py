@@ -58,6 +58,7 @@ def is_runnable(page: Path) -> bool:
     return any(b.language in ("bash", "python") and not b.skip and not b.title for b in blocks(page.read_text()))
 
 
+@pytest.mark.docs
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("page", [p for p in PAGES if is_runnable(p)], ids=lambda p: p.stem)
 def test_every_block_runs(page: Path, tmp_path: Path) -> None:

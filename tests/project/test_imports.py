@@ -124,8 +124,8 @@ def test_methods_and_blocks_never_reach_what_runs_them() -> None:
     forbidden = {"runtimes", "net", "records", "report", "study", "engines", "commands"}
     for module in IMPORTS:
         if package(module) in ("methods", "blocks"):
-            found = {m for m in reachable(module) if package(m) in forbidden}
-            assert not found, f"{module} reaches {sorted(found)}"
+            actual = {m for m in reachable(module) if package(m) in forbidden}
+            assert not actual, f"{module} reaches {sorted(actual)}"
 
 
 def test_there_are_no_import_cycles_not_even_lazy_ones() -> None:

@@ -23,21 +23,21 @@ def numbers(study: str, preset: str) -> dict[str, set[str]]:
     """The study's numbers, as text with one digit, by unit."""
     results = json.loads((ROOT / "experiments" / study / "results" / preset / "results.json").read_text())
     shares = ("_mean", "_std", "worst_tenth", "target", "_client")
-    found: dict[str, set[str]] = {"%": set(), "point": set(), "MB": set()}
+    actual: dict[str, set[str]] = {"%": set(), "point": set(), "MB": set()}
     for line in results["lines"]:
         for key, value in line.items():
             if not isinstance(value, int | float):
                 continue
             if key == "bytes":
-                found["MB"].add(f"{value / 1e6:.1f}")
+                actual["MB"].add(f"{value / 1e6:.1f}")
             elif "_difference" in key:
-                found["point"] |= {f"{100 * value:+.1f}", f"{100 * value:.1f}", f"{-100 * value:.1f}"}
+                actual["point"] |= {f"{100 * value:+.1f}", f"{100 * value:.1f}", f"{-100 * value:.1f}"}
             elif key.endswith(shares):
-                found["%"].add(f"{100 * value:.1f}")
+                actual["%"].add(f"{100 * value:.1f}")
         for run in line["runs"]:
             for variant in run.get("variants", {}).values():
-                found["%"] |= {f"{100 * v:.1f}" for v in variant.values() if isinstance(v, float)}
-    return found
+                actual["%"] |= {f"{100 * v:.1f}" for v in variant.values() if isinstance(v, float)}
+    return actual
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

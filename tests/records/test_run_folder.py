@@ -44,10 +44,10 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     path = tmp_path / "summary.json"
     write(path, "old")
     monkeypatch.setattr(module.os, where, failing(code))
-    with pytest.raises(Mistake) as found:
+    with pytest.raises(Mistake) as actual:
         write(path, "new" * 1000)
-    assert ("disk is full" in str(found.value)) == (code in (errno.ENOSPC, errno.EDQUOT))
-    assert str(path) in str(found.value)
+    assert ("disk is full" in str(actual.value)) == (code in (errno.ENOSPC, errno.EDQUOT))
+    assert str(path) in str(actual.value)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["summary.json"]
 
@@ -156,9 +156,9 @@ def test_only_what_changed_is_written_and_the_old_goes(tmp_path: Path) -> None:
     save(store, 2, changed, ["b"])
     assert {p.name for p in (tmp_path / "nodes").iterdir()} == {"a%2Fb%20%C3%A9@1.safetensors", "b@2.safetensors"}
     store.close()
-    found = Store(tmp_path).load()
-    assert found is not None
-    assert same(found.nodes, changed)
+    actual = Store(tmp_path).load()
+    assert actual is not None
+    assert same(actual.nodes, changed)
 
 
 @pytest.mark.parametrize("fails_at", [1, 2, 3])
@@ -182,9 +182,9 @@ def test_a_save_that_fails_anywhere_leaves_the_last_checkpoint_whole(
         save(store, 2, {k: {"new": 1} for k in STATES}, STATES)
     store.close()
     monkeypatch.undo()
-    found = Store(tmp_path).load()
-    assert found is not None
-    assert same((found.at.round, found.nodes), (1, STATES))
+    actual = Store(tmp_path).load()
+    assert actual is not None
+    assert same((actual.at.round, actual.nodes), (1, STATES))
     assert len(list((tmp_path / "nodes").iterdir())) == 2  # what the failed save left is gone
 
 

@@ -80,9 +80,9 @@ def test_nothing_to_say_costs_nothing() -> None:
 
 @given(st.dictionaries(keys, tensors(), min_size=1, max_size=4))
 def test_a_letter_is_a_safetensors_file(tree: dict[str, torch.Tensor]) -> None:
-    found = safetensors.torch.load(encode(tree))
-    assert len(found) == len(tree)
-    assert sorted(map(repr, (same_key(v) for v in found.values()))) == sorted(map(repr, map(same_key, tree.values())))
+    actual = safetensors.torch.load(encode(tree))
+    assert len(actual) == len(tree)
+    assert sorted(map(repr, (same_key(v) for v in actual.values()))) == sorted(map(repr, map(same_key, tree.values())))
 
 
 def same_key(t: torch.Tensor) -> tuple[Any, ...]:
@@ -101,19 +101,19 @@ def test_arrays_start_aligned() -> None:
 
 
 def test_names_in_the_file_are_readable() -> None:
-    found = safetensors.torch.load(encode({"state": ({"~bn.mean": torch.ones(1), "w": torch.ones(1)},)}))
-    assert set(found) == {"/state/0/~bn.mean", "/state/0/w"}
+    actual = safetensors.torch.load(encode({"state": ({"~bn.mean": torch.ones(1), "w": torch.ones(1)},)}))
+    assert set(actual) == {"/state/0/~bn.mean", "/state/0/w"}
 
 
 def test_views_gradients_and_other_mappings_travel_as_what_they_show() -> None:
     base = torch.arange(12.0).reshape(3, 4)
     leaf = torch.ones(2, requires_grad=True)
-    found = decode(encode(OrderedDict(view=base[:, 1], leaf=leaf, expanded=torch.ones(1).expand(3))))
-    assert found["view"].tolist() == [1, 5, 9]
-    assert found["leaf"].tolist() == [1, 1]
-    assert not found["leaf"].requires_grad
-    assert found["expanded"].tolist() == [1, 1, 1]
-    assert type(found) is dict
+    actual = decode(encode(OrderedDict(view=base[:, 1], leaf=leaf, expanded=torch.ones(1).expand(3))))
+    assert actual["view"].tolist() == [1, 5, 9]
+    assert actual["leaf"].tolist() == [1, 1]
+    assert not actual["leaf"].requires_grad
+    assert actual["expanded"].tolist() == [1, 1, 1]
+    assert type(actual) is dict
 
 
 def test_state_at_nodes_travels() -> None:
@@ -122,8 +122,8 @@ def test_state_at_nodes_travels() -> None:
 
 def test_what_is_decoded_can_be_written_to() -> None:
     data = encode([torch.ones(3)])
-    (found,) = decode(data)
-    found += 1
+    (actual,) = decode(data)
+    actual += 1
     assert decode(data)[0].tolist() == [1, 1, 1]
 
 
@@ -264,8 +264,8 @@ def test_signature_tells_shapes_dtypes_names_and_kinds_apart() -> None:
         {"w": {"0": torch.ones(2, 3)}, "n": 1},
         {"w.0": torch.ones(2, 3), "n": 1},
     ]
-    found = {signature(t) for t in [base, *others]}
-    assert len(found) == len(others) + 1
+    actual = {signature(t) for t in [base, *others]}
+    assert len(actual) == len(others) + 1
     assert signature({"w": torch.zeros(2, 3), "n": 2}) == signature(base)
 
 
@@ -281,9 +281,9 @@ def test_not_finite_names_the_first_place() -> None:
 @given(trees)
 def test_one_look_sees_what_many_would(tree: object) -> None:
     for _ in range(2):  # the second time its outline is known
-        found = wire.facts(tree)
-        assert (found.size, found.signature) == (0 if tree is None else len(wire.encode(tree)), signature(tree))
-        assert found.bad == not_finite(tree)
+        actual = wire.facts(tree)
+        assert (actual.size, actual.signature) == (0 if tree is None else len(wire.encode(tree)), signature(tree))
+        assert actual.bad == not_finite(tree)
 
 
 def test_one_look_does_not_mistake_trees_for_each_other() -> None:

@@ -27,12 +27,12 @@ def written(folder: Path, *records: Round) -> Path:
 
 
 def test_shares_of_the_new_model(tmp_path: Path) -> None:
-    found = read(written(tmp_path, record(1, {"a": {"b": 0.5, "c": 0.5}}), record(2, {"b": {"a": 1.0}})))
-    assert found is not None
-    assert found.ids == IDS
-    assert np.allclose(found.shares[1], [[0, 0.25, 0.25], [0, 0, 0], [0, 0, 0]])
-    assert np.allclose(found.shares[2], [[0, 0, 0], [0.5, 0, 0], [0, 0, 0]])
-    assert found.series["peers asked"] == {1: [0, 1, 2], 2: [0, 1, 2]}
+    actual = read(written(tmp_path, record(1, {"a": {"b": 0.5, "c": 0.5}}), record(2, {"b": {"a": 1.0}})))
+    assert actual is not None
+    assert actual.ids == IDS
+    assert np.allclose(actual.shares[1], [[0, 0.25, 0.25], [0, 0, 0], [0, 0, 0]])
+    assert np.allclose(actual.shares[2], [[0, 0, 0], [0.5, 0, 0], [0, 0, 0]])
+    assert actual.series["peers asked"] == {1: [0, 1, 2], 2: [0, 1, 2]}
 
 
 def test_the_pictures_name_everyone_and_are_the_same_again(tmp_path: Path) -> None:

@@ -102,18 +102,18 @@ def workers(request: pytest.FixtureRequest) -> int:
 
 def test_map_answers_in_the_order_of_the_ids_whatever_was_asked(workers: int) -> None:
     with talking(federation(workers=workers)) as fed:
-        found = fed.map(Talk().answer, "hi", to=["c3", "c0"])
-        assert isinstance(found, Replies)
-        assert list(found.items()) == [("c0", ("c0", "hi")), ("c3", ("c3", "hi"))]
-        assert found.of == 4
+        actual = fed.map(Talk().answer, "hi", to=["c3", "c0"])
+        assert isinstance(actual, Replies)
+        assert list(actual.items()) == [("c0", ("c0", "hi")), ("c3", ("c3", "hi"))]
+        assert actual.of == 4
         assert list(fed.map(Talk().answer)) == ["c0", "c1", "c2", "c3"]
         assert fed.map(Talk().answer, to=[]) == {}
 
 
 def test_each_gets_its_own(workers: int) -> None:
     with talking(federation(workers=workers)) as fed:
-        found = fed.map(Talk().answer, Each(c1=1, c2=torch.ones(2)))
-        assert same(dict(found), {"c1": ("c1", 1), "c2": ("c2", torch.ones(2))})
+        actual = fed.map(Talk().answer, Each(c1=1, c2=torch.ones(2)))
+        assert same(dict(actual), {"c1": ("c1", 1), "c2": ("c2", torch.ones(2))})
 
 
 def test_only_steps_can_be_called(workers: int) -> None:
@@ -219,8 +219,8 @@ def test_letters_reach_whom_they_are_for(workers: int) -> None:
     with talking(federation(topology="ring", workers=workers)) as fed:
         mail = fed.map(Talk().write)
         assert isinstance(mail, Mail)
-        found = fed.map(Talk().read, mail)
-        assert found == {
+        actual = fed.map(Talk().read, mail)
+        assert actual == {
             "c0": {"c1": "c1 to c0", "c3": "c3 to c0"},
             "c1": {"c0": "c0 to c1", "c2": "c2 to c1"},
             "c2": {"c1": "c1 to c2", "c3": "c3 to c2"},
@@ -234,8 +234,8 @@ def test_letters_reach_whom_they_are_for(workers: int) -> None:
 
 def test_whoever_wrote_nothing_is_not_heard_and_whoever_got_nothing_has_an_empty_box() -> None:
     with talking(federation(topology="ring")) as fed:
-        found = fed.map(Talk().read, fed.map(Talk().write, to=["c0"]))
-        assert found == {"c0": {}, "c1": {"c0": "c0 to c1"}, "c2": {}, "c3": {"c0": "c0 to c3"}}
+        actual = fed.map(Talk().read, fed.map(Talk().write, to=["c0"]))
+        assert actual == {"c0": {}, "c1": {"c0": "c0 to c1"}, "c2": {}, "c3": {"c0": "c0 to c3"}}
 
 
 def test_writing_to_a_stranger_is_a_bug() -> None:
@@ -273,8 +273,8 @@ W = {"w": torch.ones(2)}
 )
 def test_a_reply_unlike_the_others_is_refused_with_a_reason(odd: Any, reason: str) -> None:
     with talking(federation()) as fed:
-        found = fed.map(Talk().lie, dict.fromkeys(fed.ids, W) | {"c2": odd})
-        assert list(found) == ["c0", "c1", "c3"]
+        actual = fed.map(Talk().lie, dict.fromkeys(fed.ids, W) | {"c2": odd})
+        assert list(actual) == ["c0", "c1", "c3"]
         record = fed.ledger.close()
         assert record.participants == ["c0", "c1", "c3"]
         (failure,) = record.failures
@@ -294,8 +294,8 @@ def test_steps_may_say_that_replies_differ() -> None:
 
 def test_a_list_is_not_a_tuple() -> None:
     with talking(federation()) as fed:
-        found = fed.map(Talk().lie, dict.fromkeys(fed.ids, (1, 2)) | {"c2": [1, 2]})
-        assert "c2" not in found
+        actual = fed.map(Talk().lie, dict.fromkeys(fed.ids, (1, 2)) | {"c2": [1, 2]})
+        assert "c2" not in actual
         assert "nesting differs" in fed.ledger.close().failures[0].reason
 
 
@@ -377,9 +377,9 @@ def test_every_method_lives_with_nodes_that_come_and_go(name: str, topology: str
 
 def test_missing_is_by_chance_of_its_own_with_the_given_probability() -> None:
     rule = Missing(0.25)
-    found = [rule(0, r, "a", "train") for r in range(2000)]
-    assert 420 < sum(f is not None for f in found) < 580
-    assert found == [rule(0, r, "a", "train") for r in range(2000)]
+    actual = [rule(0, r, "a", "train") for r in range(2000)]
+    assert 420 < sum(f is not None for f in actual) < 580
+    assert actual == [rule(0, r, "a", "train") for r in range(2000)]
     assert not any(Missing(0.0)(0, r, "a", "train") for r in range(100))
     assert all(Missing(1.0)(0, r, "a", "train") for r in range(100))
 
@@ -519,11 +519,11 @@ def test_a_step_may_ask_for_several_fits_and_gets_each_ones_own() -> None:
     task = linear_task([0.0])
 
     def two(node: Node, n: int) -> Generator[Fit, Params, list[float]]:
-        found = []
+        actual = []
         for k in range(n):
             w = yield node.fit(lambda p, b, c: task.loss(p, b) * c, task.init(0), SGD(lr=1.0), ctx=float(k + 1))
-            found.append(w["w"].item())
-        return found
+            actual.append(w["w"].item())
+        return actual
 
     nodes = [Node(f"n{g}", constant([[float(g)]])) for g in (1, 10)]
     done = run_step(two, nodes, [1, 3])

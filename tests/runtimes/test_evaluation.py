@@ -26,29 +26,29 @@ def by_hand(outputs: torch.Tensor, mine: torch.Tensor) -> float:
 
 def test_a_global_model_is_weighed_by_every_clients_classes() -> None:
     with federation() as fed:
-        found = federate(m := method("fedavg"), fed, 2)
-    outputs = m.task.predict(found.model, bench()["x"])
-    for i, report in found.clients.items():
+        actual = federate(m := method("fedavg"), fed, 2)
+    outputs = m.task.predict(actual.model, bench()["x"])
+    for i, report in actual.clients.items():
         assert report.local == pytest.approx(by_hand(outputs, fed.clients[i].train["y"]))
-        assert report.common == pytest.approx(found.summary.global_accuracy)
-    values = [r.local for r in found.clients.values()]
-    spread = found.summary.local_accuracy
+        assert report.common == pytest.approx(actual.summary.global_accuracy)
+    values = [r.local for r in actual.clients.values()]
+    spread = actual.summary.local_accuracy
     assert (spread.min, spread.max) == pytest.approx((min(values), max(values)))
     assert spread.mean == pytest.approx(sum(values) / len(values))
-    assert found.rounds[-1].bench["local"] == spread == found.summary.last.bench["local"]
+    assert actual.rounds[-1].bench["local"] == spread == actual.summary.last.bench["local"]
 
 
 @pytest.mark.parametrize(("name", "topology"), [("solo", "star"), ("fedavg", "ring"), ("slfed", "full")])
 def test_clients_with_models_of_their_own_are_examined_each(name: str, topology: str) -> None:
     with federation(topology=topology) as fed:
-        found = federate(m := method(name), fed, 1)
-    summary = found.summary
+        actual = federate(m := method(name), fed, 1)
+    summary = actual.summary
     assert summary.common_accuracy.mean == pytest.approx(summary.global_accuracy)
     if name == "solo":
         for i, state in fed.states.items():
             outputs = m.task.predict(state["w"], bench()["x"])
             expected = by_hand(outputs, fed.clients[i].train["y"])
-            assert found.clients[i].local == pytest.approx(expected)
+            assert actual.clients[i].local == pytest.approx(expected)
 
 
 def test_without_classes_or_a_common_test_set_there_is_no_such_measure() -> None:
@@ -81,24 +81,24 @@ def test_nodes_are_examined_together_as_each_would_be_alone(monkeypatch: pytest.
     alone = run(stack=False)
     monkeypatch.setattr(evaluation, "BATCH_BYTES", most * bench()["x"][0].nbytes)
     shown = seen_rows(monkeypatch)
-    found = run()
-    rows = [n for r in found.values() for n in (r.n_test, r.n_valid) if n]
+    actual = run()
+    rows = [n for r in actual.values() for n in (r.n_test, r.n_valid) if n]
     assert sum(shown) == sum(rows)
     assert all(n <= most or n in rows for n in shown)
     assert len(shown) == len(rows) if most == 1 else len(shown) < len(rows)
     for i, report in alone.items():
-        assert found[i].test == pytest.approx(report.test, abs=1e-6)
-        assert found[i].valid == pytest.approx(report.valid, abs=1e-6)
-    assert run(workers=2) == found
+        assert actual[i].test == pytest.approx(report.test, abs=1e-6)
+        assert actual[i].valid == pytest.approx(report.valid, abs=1e-6)
+    assert run(workers=2) == actual
 
 
 def test_states_that_nodes_keep_are_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peers who have not yet trained may hold one object or equal ones, by how states travelled: it must not show."""
     shown = seen_rows(monkeypatch)
     with federation(8, topology="ring", bench=None) as fed:
-        found = federate(replace(method("fedavg"), cohort=0.3), fed, 1).clients
+        actual = federate(replace(method("fedavg"), cohort=0.3), fed, 1).clients
     assert len({id(state[POOL]) for state in fed.states.values()}) < 8  # some hold one object
-    assert sorted(shown) == sorted(n for r in found.values() for n in (r.n_test, r.n_valid) if n)
+    assert sorted(shown) == sorted(n for r in actual.values() for n in (r.n_test, r.n_valid) if n)
 
 
 def test_an_error_while_examined_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,10 +123,10 @@ def test_processes_share_the_common_test_set(monkeypatch: pytest.MonkeyPatch, wo
     state = m.task.init(0)
     with federation(workers=workers) as fed:
         fed.bind(m)
-        found = fed.look(m, state)
+        actual = fed.look(m, state)
         record = fed.ledger.close()
-    assert found is not None
-    assert torch.equal(found, torch.cat([m.predict(state, x) for x in bench()["x"].split(part)]))
+    assert actual is not None
+    assert torch.equal(actual, torch.cat([m.predict(state, x) for x in bench()["x"].split(part)]))
     assert not any(value for name, value in vars(record).items() if "bytes" in name)
 
 

@@ -46,14 +46,14 @@ def test_rows_travel_with_every_table_once() -> None:
     clients = skewed(5)
     letter, tables = _rows(clients, bench(), public())
     assert len(tables) == 2  # x and y
-    found, seen, given = _read_rows(letter, tables)
-    assert list(found) == list(clients)
+    actual, seen, given = _read_rows(letter, tables)
+    assert list(actual) == list(clients)
     for i, data in clients.items():
         for part in ("train", "valid", "test"):
-            assert same(getattr(found[i], part).batch(), getattr(data, part).batch())
+            assert same(getattr(actual[i], part).batch(), getattr(data, part).batch())
     assert same(seen.batch(), bench().batch())  # type: ignore[union-attr]
     assert same(given.batch(), public().batch())  # type: ignore[union-attr]
-    assert found["c0"].train.tables["x"] is found["c1"].test.tables["x"]
+    assert actual["c0"].train.tables["x"] is actual["c1"].test.tables["x"]
     assert _read_rows(*_rows(clients, None, None))[1:] == (None, None)
 
 
@@ -86,10 +86,10 @@ class Machine:
                 parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue  # it has ended
-        found = [self.process.pid]
-        for pid in found:
-            found += [child for child, parent in parents.items() if parent == pid]
-        return found
+        actual = [self.process.pid]
+        for pid in actual:
+            actual += [child for child, parent in parents.items() if parent == pid]
+        return actual
 
     def die(self) -> None:
         slay(self.pids())
@@ -123,8 +123,8 @@ def head() -> Iterator[tuple[Machine, str, str]]:
 def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
-        found: int = s.getsockname()[1]
-        return found
+        actual: int = s.getsockname()[1]
+        return actual
 
 
 def until(what: Any, seconds: float = 240) -> None:

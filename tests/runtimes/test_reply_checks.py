@@ -74,6 +74,6 @@ def test_the_simulator_looks_at_letters_as_the_network_does() -> None:
             return super().deliver({**posts, "c1": Post({**posts["c1"], **lie})}, name)
 
     with Liars(skewed(4), bench=bench(), topology="full") as fed:
-        found = federate(method("fedavg"), fed, 2)
-    said = {n.node: n.text for n in found.rounds[-1].notes}
+        actual = federate(method("fedavg"), fed, 2)
+    said = {n.node: n.text for n in actual.rounds[-1].notes}
     assert said == dict.fromkeys(["c0", "c2", "c3"], "the letter of c1 differs in shape from mine")

@@ -32,11 +32,11 @@ def test_the_first_stay_in_memory_and_the_rest_are_read_when_asked_for(monkeypat
     kept = [made.put(r) for r in replies]
     assert [isinstance(k, Unread) for k in kept] == [False, False, True, True, True]
     assert kept[0] is replies[0]
-    found = Replies({str(k): r for k, r in enumerate(kept)}, of=9)
+    actual = Replies({str(k): r for k, r in enumerate(kept)}, of=9)
     for k in (4, 2, 0, 3, 4):  # in any order, and again
-        assert same(found[str(k)], replies[k])
-    assert same(list(found.values()), replies)
-    assert same({"0": 1, "a": 2} | found, {"0": replies[0], "a": 2} | {str(k): replies[k] for k in range(1, 5)})
+        assert same(actual[str(k)], replies[k])
+    assert same(list(actual.values()), replies)
+    assert same({"0": 1, "a": 2} | actual, {"0": replies[0], "a": 2} | {str(k): replies[k] for k in range(1, 5)})
     post = Post({"a": torch.rand(10_000)})
     assert made.put(post) is post
     assert made.put(None) is None
@@ -44,9 +44,9 @@ def test_the_first_stay_in_memory_and_the_rest_are_read_when_asked_for(monkeypat
 
 @pytest.mark.usefixtures("_on_disk")
 def test_what_is_read_is_ones_own() -> None:
-    found = Replies({"a": ReplySpool().put(torch.ones(5))}, of=1)
-    found["a"].zero_()
-    assert same(found["a"], torch.ones(5))
+    actual = Replies({"a": ReplySpool().put(torch.ones(5))}, of=1)
+    actual["a"].zero_()
+    assert same(actual["a"], torch.ones(5))
 
 
 @pytest.mark.parametrize(

@@ -91,9 +91,9 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 
 def assert_same_outcome(folder: Path, expected: dict[str, Any]) -> None:
-    found = outcome(folder)
+    actual = outcome(folder)
     for part, value in expected.items():
-        assert same(found[part], value), part
+        assert same(actual[part], value), part
 
 
 def kill_and_resume(tmp_path: Path, case: tuple[str, str, int, int], kills: int, seed: int) -> None:
@@ -221,7 +221,7 @@ def test_killed_in_every_attempt_it_still_gets_on(tmp_path: Path) -> None:
 def test_a_checkpoint_holds_no_pickle_and_can_be_read_alone(tmp_path: Path) -> None:
     go(tmp_path, "scaffold", "star", 1, 1)
     files = [*tmp_path.glob("*.safetensors"), *tmp_path.glob("nodes/*.safetensors")]
-    assert len(files) == 4  # checkpoint, model, two nodes of the cohort
+    assert len(files) == 5  # checkpoint, last and best model, two nodes of the cohort
     saved = wire.decode((tmp_path / "checkpoint.safetensors").read_bytes())
     assert set(saved) == {"round", "nodes", "checksums", "rounds", "progress", "experiment"}
     assert saved["round"] == 1

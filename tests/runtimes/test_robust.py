@@ -56,8 +56,8 @@ def test_a_huge_update_moves_nothing_far(rule: str) -> None:
     rng = torch.Generator().manual_seed(0)
     said: dict[str, Any] = {f"c{k}": ({"w": 1 + 0.1 * torch.randn(50, generator=rng)}, 10) for k in range(9)}
     said["enemy"] = {"w": torch.full((50,), 1e9)}, 10**400
-    found = average(robust(Replies(said, of=10), rule).values())
-    assert (found["w"] - 1).abs().max() < 0.3
+    actual = average(robust(Replies(said, of=10), rule).values())
+    assert (actual["w"] - 1).abs().max() < 0.3
 
 
 def test_the_rules_by_hand() -> None:
@@ -73,8 +73,8 @@ def test_the_rules_by_hand() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_those_who_agree_are_left_as_they_are(rule: str) -> None:
     reply = ({"w": torch.tensor([1.5, -2.0]), "count": torch.tensor(3)}, 7, ["x", None, True])
-    found = robust(Replies(dict.fromkeys("abcde", reply), of=5), rule)
-    for one in found.values():
+    actual = robust(Replies(dict.fromkeys("abcde", reply), of=5), rule)
+    for one in actual.values():
         assert torch.equal(one[0]["w"], reply[0]["w"])
         assert one[1:] == reply[1:]
         assert isinstance(one[1], int)

@@ -37,8 +37,8 @@ def test_the_same_tree_comes_out(size: int) -> None:
 
 def test_tensors_are_read_where_they_lie() -> None:
     room = np.zeros(1000, np.uint8)
-    (found,) = unpack_shared(pack_shared([torch.ones(100)], room), room)
-    found[0] = 5
+    (actual,) = unpack_shared(pack_shared([torch.ones(100)], room), room)
+    actual[0] = 5
     assert room[:4].view(np.float32)[0] == 5
 
 
@@ -47,10 +47,10 @@ def test_a_compartment_is_free_again_when_nobody_holds_its_tensors() -> None:
     number = slots.take()
     assert number == 0
     assert slots.take() is None
-    found = slots.read(pack_shared(TREE, slots.slot(0)), 0)
-    part = found["floats"]
-    kept = copy_tensors(found)
-    del found
+    actual = slots.read(pack_shared(TREE, slots.slot(0)), 0)
+    part = actual["floats"]
+    kept = copy_tensors(actual)
+    del actual
     gc.collect()
     assert slots.take() is None  # a part of it is still held
     del part
@@ -76,13 +76,15 @@ def test_what_is_made_on_the_ground_of_a_room_is_not_copied() -> None:
     assert made is not None
     assert other is not None
     tree = {"made": made.fill_(1), "other": other.fill_(2), "part": made[1], "turned": made.t(), "new": torch.ones(40)}
-    found = unpack_shared(pack_shared(tree, room), bytes)
-    assert same(found, tree)
+    actual = unpack_shared(pack_shared(tree, room), bytes)
+    assert same(actual, tree)
     assert same(unpack_shared(pack_shared(made, room), bytes), made)
     made[1] = 7
     other[0] = 3
-    assert same([found["made"], found["other"], found["part"]], [made, other, made[1]])  # they lie where they were made
-    assert same(found["turned"], torch.ones(30, 2))  # a copy, for it did not lie in order
+    assert same(
+        [actual["made"], actual["other"], actual["part"]], [made, other, made[1]]
+    )  # they lie where they were made
+    assert same(actual["turned"], torch.ones(30, 2))  # a copy, for it did not lie in order
 
 
 def test_ground_is_a_part_of_a_room_and_copies_find_place_behind_it() -> None:
@@ -106,11 +108,11 @@ def test_what_is_trained_together_is_trained_where_it_is_sent_from() -> None:
     fits = [Fit(loss, task.init(0), own, SGD(batch=16), k) for k, own in enumerate(rows)]
     room = SlotWriter(np.zeros(1 << 20, np.uint8))
     with allocate_stacks_with(room.empty_tensor):
-        found = run(fits)
-    held = [room.place(v) is not None for f in found for v in f.params.values() if v.nbytes % 64 == 0]
+        actual = run(fits)
+    held = [room.place(v) is not None for f in actual for v in f.params.values() if v.nbytes % 64 == 0]
     assert held
     assert all(held)
-    assert same([f.params for f in found], [f.params for f in run(fits)])
+    assert same([f.params for f in actual], [f.params for f in run(fits)])
     used = room.end
     run(fits)
     assert room.end == used  # nobody lays anything there any more

@@ -55,15 +55,15 @@ def grown(outline: Any, seed: int) -> Any:
 @given(outline=OUTLINES, count=st.integers(1, 4))
 def test_replies_of_one_outline(outline: Any, count: int) -> None:
     done = {f"n{k}": (Done(grown(outline, k)), None) for k in range(count)}
-    found = {node: d.reply for node, d, _ in decode_outcomes(wire.decode(wire.encode(encode_outcomes(done))))}
-    assert same(found, {node: d.reply for node, (d, _) in done.items()})
+    actual = {node: d.reply for node, d, _ in decode_outcomes(wire.decode(wire.encode(encode_outcomes(done))))}
+    assert same(actual, {node: d.reply for node, (d, _) in done.items()})
 
 
 @given(outlines=st.lists(OUTLINES, min_size=1, max_size=3))
 def test_replies_of_any_outlines(outlines: list[Any]) -> None:
     done = {f"n{k}": (Done(grown(o, k)), None) for k, o in enumerate(outlines)}
-    found = {node: d.reply for node, d, _ in decode_outcomes(wire.decode(wire.encode(encode_outcomes(done))))}
-    assert same(found, {node: d.reply for node, (d, _) in done.items()})
+    actual = {node: d.reply for node, d, _ in decode_outcomes(wire.decode(wire.encode(encode_outcomes(done))))}
+    assert same(actual, {node: d.reply for node, (d, _) in done.items()})
 
 
 def test_all_that_came_of_a_step() -> None:
@@ -74,10 +74,10 @@ def test_all_that_came_of_a_step() -> None:
         "c": (Done(error=Mistake("Do otherwise.")), None),
         "d": (Done(error=ValueError("odd")), {}),
     }
-    found = {node: (d, state) for node, d, state in decode_outcomes(encode_outcomes(done))}
-    a, b, c, d = (found[k][0] for k in "abcd")
+    actual = {node: (d, state) for node, d, state in decode_outcomes(encode_outcomes(done))}
+    a, b, c, d = (actual[k][0] for k in "abcd")
     assert (a.fits, a.seconds, a.notes, a.seen) == ([(0.5, 3)], 1.5, ["a word"], seen)
-    assert same([found[k][1] for k in "abcd"], [{"kept": torch.zeros(1)}, None, None, {}])
+    assert same([actual[k][1] for k in "abcd"], [{"kept": torch.zeros(1)}, None, None, {}])
     assert isinstance(b.reply, Post)
     assert isinstance(c.error, Mistake)
     assert str(c.error) == "Do otherwise."
@@ -118,8 +118,8 @@ def test_apologies_are_for_those_that_need_them() -> None:
     done: dict[str, Any] = {"a": (Done(5), None), "b": (Done({1: 2}), None), "c": (Done(6), {"open": object()})}
     with pytest.raises(TypeError):
         wire.encode(encode_outcomes(done))
-    found = {node: d for node, d, _ in decode_outcomes(wire.decode(wire.encode(encode_sendable(done))))}
-    assert found["a"].reply == 5
+    actual = {node: d for node, d, _ in decode_outcomes(wire.decode(wire.encode(encode_sendable(done))))}
+    assert actual["a"].reply == 5
     for node in "bc":
-        assert "cannot be sent" in str(found[node].error)
+        assert "cannot be sent" in str(actual[node].error)
     assert all("late" in str(d.error) for _, d, _ in decode_outcomes(encode_failure(["a", "b"], ValueError("late"))))

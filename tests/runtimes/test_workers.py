@@ -77,9 +77,9 @@ def test_a_step_that_wants_to_exit_does_not() -> None:
 
 def test_a_worker_that_went_away_is_not_said_to_lack_memory() -> None:
     with odd(federation(workers=2)) as fed:
-        with pytest.raises(Mistake, match=r"died \(exit code 3\): resume the run") as found:
+        with pytest.raises(Mistake, match=r"died \(exit code 3\): resume the run") as actual:
             fed.map(Odd().answer, "leave")
-        assert "memory" not in str(found.value)
+        assert "memory" not in str(actual.value)
 
 
 def test_a_killed_worker_is_one_clear_sentence_and_leaves_nobody_behind() -> None:

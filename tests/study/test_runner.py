@@ -215,6 +215,7 @@ lr = 0.05
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_study_killed_and_resumed_gives_the_same_table(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(STUDY)

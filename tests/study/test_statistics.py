@@ -28,14 +28,14 @@ def seeds(*values: float) -> dict[int, float]:
 def test_d10_ecr_of_the_paper() -> None:
     baseline = curve([0.10, 0.30, 0.50, 0.50, 0.60, 0.59])
     feddisk = curve([0.20, 0.55, 0.61, 0.62, 0.62, 0.63])
-    found = ecr_paper({"fedavg": baseline}, {"feddisk": feddisk}, {"feddisk": 2})
-    assert found.target == 0.60
-    assert found.rounds == {"fedavg": 5, "feddisk": 3 + 2}
+    actual = ecr_paper({"fedavg": baseline}, {"feddisk": feddisk}, {"feddisk": 2})
+    assert actual.target == 0.60
+    assert actual.rounds == {"fedavg": 5, "feddisk": 3 + 2}
 
 
 def test_ecr_of_a_method_that_never_gets_there() -> None:
-    found = ecr_paper({"a": curve([0.5]), "b": curve([0.2, 0.7])}, {"ours": curve([0.6, 0.6])})
-    assert found.rounds == {"a": 1, "b": 2, "ours": None}
+    actual = ecr_paper({"a": curve([0.5]), "b": curve([0.2, 0.7])}, {"ours": curve([0.6, 0.6])})
+    assert actual.rounds == {"a": 1, "b": 2, "ours": None}
 
 
 def test_d1_cost_of_the_paper() -> None:
@@ -111,10 +111,10 @@ def test_differences_in_words() -> None:
 
 def test_a_lucky_interval_is_not_enough() -> None:
     """Four of five seeds better and one worse: p is above the level, so no difference is claimed."""
-    found = paired(seeds(0.6, 0.6, 0.6, 0.6, 0.495), seeds(0.5, 0.5, 0.5, 0.5, 0.5))
-    assert found is not None
-    assert found.p == pytest.approx(2 / 16)
-    assert found.verdict == "no difference shown"
+    actual = paired(seeds(0.6, 0.6, 0.6, 0.6, 0.495), seeds(0.5, 0.5, 0.5, 0.5, 0.5))
+    assert actual is not None
+    assert actual.p == pytest.approx(2 / 16)
+    assert actual.verdict == "no difference shown"
 
 
 def test_too_few_seeds() -> None:
@@ -129,10 +129,10 @@ def test_too_few_seeds() -> None:
 
 
 def test_only_seeds_that_both_have_are_compared() -> None:
-    found = paired({0: 0.5, 1: 0.9, 7: 0.9}, {0: 0.4, 1: 0.7, 2: 0.0})
-    assert found is not None
-    assert found.seeds == 2
-    assert found.mean == pytest.approx(0.15)
+    actual = paired({0: 0.5, 1: 0.9, 7: 0.9}, {0: 0.4, 1: 0.7, 2: 0.0})
+    assert actual is not None
+    assert actual.seeds == 2
+    assert actual.mean == pytest.approx(0.15)
 
 
 def test_holm_by_hand():

@@ -336,12 +336,12 @@ def test_a_study_of_another_metric_is_shown_in_its_units_and_direction(tmp_path:
                 last={"scores": ModelScores({"mae": curve[-1]}), "client": {"mae": spread(curve[-1])}},
                 end={"global_metrics": {"mae": curve[-1]}, "client": {"mae": spread(curve[-1])}},
             )
-        found = gather(study, folder, study.jobs())
-    text = markdown(found)
+        actual = gather(study, folder, study.jobs())
+    text = markdown(actual)
     assert "global mae" in text
     assert "in %" not in text.split("cost")[0].split("Global")[0]
     assert "fedprox" in text
-    lines = {line.label: line for line in found.cells[0].lines}
+    lines = {line.label: line for line in actual.cells[0].lines}
     assert lines["fedprox"].over_seeds("global") == (15.0, None)
     assert lines["fedprox"].rounds_to == [2]  # 15 is below the reference's 20
     assert lines["fedavg"].rounds_to == [2]

@@ -147,8 +147,8 @@ def test_a_users_loss_and_metrics() -> None:
     rows = Rows.of(x=torch.rand(6, 2), y=torch.rand(6))
     model = task.init(0)
     out = task.predict(model, rows["x"])[:, 0]
-    found = task.evaluate(model, rows)
-    assert found == pytest.approx(
+    actual = task.evaluate(model, rows)
+    assert actual == pytest.approx(
         {"loss": ((out - rows["y"]) ** 2).mean().item(), "mae": (out - rows["y"]).abs().mean().item()}
     )
 

@@ -35,9 +35,9 @@ def test_features_update_the_statistics_like_outputs() -> None:
 def test_predictions_do_not_depend_on_batches() -> None:
     task, x = mlp_task(), digits()["x"][: 2 * EVAL_BATCH + 3]
     w = task.init(0)
-    found = task.batched(lambda part: task.features(w, part), x)
-    assert torch.allclose(found, task.features(w, x), atol=1e-6)
-    assert not found.requires_grad
+    actual = task.batched(lambda part: task.features(w, part), x)
+    assert torch.allclose(actual, task.features(w, x), atol=1e-6)
+    assert not actual.requires_grad
 
 
 def test_a_network_without_body_and_head_is_refused() -> None:

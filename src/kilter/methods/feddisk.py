@@ -166,6 +166,7 @@ class FedDisk(Method):
             node.notice("the weights were not finite, or all zero: trains with weights of one")
             a = torch.ones_like(a)
         node.state["weight"] = a
+        node.exhibit("sample weights", a)
         node.record("effective share of the rows", effective_size(a) / len(a))
         node.note(f"weights by {self.rule}: effective sample size {effective_size(a):.1f} of {len(a)}")
 

@@ -77,8 +77,8 @@ def test_gaussian_density_integrates_to_one():
 
 def test_samples_follow_the_density():
     x = known().sample(20_000, generator(0))
-    found = torch.bincount((x @ torch.tensor([4.0, 2.0, 1.0])).long(), minlength=8) / len(x)
-    assert torch.allclose(found, known()(every(3)).sum(1).exp(), atol=0.012)
+    actual = torch.bincount((x @ torch.tensor([4.0, 2.0, 1.0])).long(), minlength=8) / len(x)
+    assert torch.allclose(actual, known()(every(3)).sum(1).exp(), atol=0.012)
     assert torch.equal(x, known().sample(20_000, generator(0)))
     assert known().sample(0, generator(0)).shape == (0, 3)
 

@@ -114,6 +114,7 @@ def test_em_returns_a_valid_mixture(counts):
     assert pi @ mu == pytest.approx(np.arange(len(counts)) @ counts / np.sum(counts), abs=1e-6)  # of any M-step
 
 
+@pytest.mark.slow
 def test_three_hundred_classes_take_seconds():
     import time
 

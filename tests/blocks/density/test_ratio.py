@@ -25,8 +25,8 @@ from small import every, known_made
 RULES = ["llr", "dre", "odds", "prob", "minmax2", "tri"]
 
 
-def close(found, expected, tolerance=1e-6):
-    return [float(v) for v in found] == pytest.approx(expected, abs=tolerance)
+def close(actual, expected, tolerance=1e-6):
+    return [float(v) for v in actual] == pytest.approx(expected, abs=tolerance)
 
 
 def test_odds_of_an_exact_classifier_are_the_ratio():  # D4
