@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 JOBS ?= 2
 
-.PHONY: demo test test-docs test-all test-hostile test-gpu reproduce-check docs reference dist lint bench coverage clean
+.PHONY: demo test test-docs test-devices test-all test-hostile test-gpu reproduce-check docs reference dist lint bench coverage clean
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(PY) || python3 -m venv .venv
@@ -18,6 +18,10 @@ test: .venv/ready
 # Every shell and Python block of the documentation, and the tutorial notebooks.
 test-docs: .venv/ready
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m docs
+
+# Every method on a device that exists only in Python: it refuses to mix devices, as a GPU would.
+test-devices: .venv/ready
+	$(PY) -m pytest -n $(JOBS) tests/fast/test_placement.py
 
 test-all: .venv/ready
 	$(PY) -m pytest -n $(JOBS) --dist worksteal

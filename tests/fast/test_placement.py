@@ -21,7 +21,7 @@ LONG = "killed and (feddisk or slfed)"
 @pytest.mark.parametrize(
     "part",
     [
-        "every_method and True",
+        pytest.param("every_method and True", marks=pytest.mark.slow),
         pytest.param("every_method and False", marks=pytest.mark.slow),
         f"not every_method and not ({LONG})",
         pytest.param(LONG, marks=pytest.mark.slow),

@@ -23,6 +23,7 @@ def board() -> StatusBoard:
     return StatusBoard("server", fed, 3, lambda: (["c1"], {"in": 5}, ""))
 
 
+@pytest.mark.slow
 def test_half_open_requests_hold_neither_threads_nor_the_port(
     board: StatusBoard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
