@@ -236,13 +236,16 @@ class Store:
         """Write the result. summary.json comes last and so marks the run as finished."""
         text = to_json(summary, indent=2) + "\n"
         write(self.path("clients.json"), to_json(clients))
-        sums = checksums.of_files(self.folder, ("rounds.jsonl", "clients.json", LAST, BEST))
+        sums = checksums.of_files(self.folder, ("rounds.jsonl", "clients.json", LAST, BEST, f"nodes/{BEST}"))
         sums["summary.json"] = checksums.checksum(text.encode())
         write(self.path(checksums.FILE), json.dumps(sums, indent=2) + "\n")
         write(self.path("summary.json"), text)
 
     def reopen(self) -> None:
-        """Mark a finished run as unfinished."""
+        """Mark a finished run as unfinished. A best model that was damaged since then is refused."""
+        kept = self.path("nodes") / BEST
+        if kept.exists():
+            checksums.verify(self.folder, f"nodes/{BEST}", kept.read_bytes())
         self.path("summary.json").unlink(missing_ok=True)
         self.path(checksums.FILE).unlink(missing_ok=True)
 

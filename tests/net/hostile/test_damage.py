@@ -46,7 +46,7 @@ def test_a_run_is_never_resumed_from_damaged_files(stopped: Path, part: str, tmp
     for k in range(40):
         folder = tmp_path / str(k)
         shutil.copytree(stopped, folder)
-        files = sorted((folder / part).iterdir()) if part == "nodes" else [folder / part]
+        files = sorted((folder / part).glob("*@*")) if part == "nodes" else [folder / part]
         path = rng.choice(files)
         path.write_bytes(flip_bit(rng, path.read_bytes()))
         try:
@@ -58,3 +58,16 @@ def test_a_run_is_never_resumed_from_damaged_files(stopped: Path, part: str, tmp
             assert same(state, straight)
         shutil.rmtree(folder)
     assert refused >= 38
+
+
+def test_a_finished_run_is_not_extended_with_a_damaged_best_model(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with federation() as fed:
+        federate(method("scaffold"), fed, 2, store=store)
+    store.close()
+    kept = tmp_path / "nodes" / "best.safetensors"
+    kept.write_bytes(flip_bit(Random(0), kept.read_bytes()))
+    store = Store(tmp_path)
+    with pytest.raises(Mistake, match="altered or damaged"), federation() as fed:
+        federate(method("scaffold"), fed, 4, store=store, extend=lambda: None)
+    store.close()

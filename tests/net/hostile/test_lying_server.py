@@ -72,7 +72,10 @@ class LyingServer(RuleBasedStateMachine):
         assert isinstance(reply, Reply)
         assert Reply.parse(reply.head()) == reply
         if answer:
-            StepResult.parse(wire.decode(answer))
+            try:
+                StepResult.parse(wire.decode(answer))
+            except wire.Malformed as e:  # the server sent a model with absurd numbers: the loss is not finite
+                assert "a fit with impossible numbers" in str(e)  # noqa: PT017
         assert not holds_rows(self.site, answer)
         if self.honest.sealed and what.step.step != "evaluate" and answer:
             plain = wire.decode(answer)["reply"]
