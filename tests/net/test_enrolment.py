@@ -151,7 +151,7 @@ def test_an_expiring_certificate_is_announced(tmp_path: Path, caplog: pytest.Log
 
 def problems(**options: object) -> dict[str, Finding]:
     given = {"folder": None, "server": "", "server_name": "server", "policy": None, "data": ""} | options
-    return {f.check: f for f in examine(**given) if f.fix}  # type: ignore[arg-type]
+    return {f.check: f for f in examine(**given) if not f.ok}  # type: ignore[arg-type]
 
 
 def test_a_healthy_site_has_no_problems(authority: Path, tmp_path: Path) -> None:
@@ -198,13 +198,41 @@ def test_the_doctor_tries_the_server(tmp_path: Path) -> None:
         server.close()
 
 
-def test_expiry_is_part_of_a_chain(tmp_path: Path) -> None:
+def test_a_chain_holds_until_its_first_certificate_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     enrolment.authority(tmp_path / "root", "root", None, 900)
-    site = enrol(tmp_path, "a", tmp_path / "root")
+    site = enrol(tmp_path, "a", tmp_path / "root", days=90)
     chain = x509.load_pem_x509_certificates((site / "cert.pem").read_bytes())
     root = x509.load_pem_x509_certificate((site / "ca.pem").read_bytes())
-    enrolment.check_chain(chain, root)
-    assert chain[0].not_valid_after_utc < datetime.now(UTC) + timedelta(days=91)
+
+    def days_later(days: int) -> None:
+        class Clock(datetime):
+            @classmethod
+            def now(cls, tz: object = None) -> datetime:
+                return datetime.now(UTC) + timedelta(days=days)
+
+        monkeypatch.setattr(enrolment, "datetime", Clock)
+        enrolment.check_chain(chain, root)
+
+    for days in (0, 89):
+        days_later(days)
+    for days in (-2, 91, 901):
+        with pytest.raises(Mistake, match=r"The certificate of 'a' is valid from .*: renew it, or set the clock"):
+            days_later(days)
+
+
+def test_files_that_are_no_requests_or_lists(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    enrolment.authority(root, "root", None, 900)
+    site = enrol(tmp_path, "a", root)
+    before = (site / "cert.pem").read_bytes()
+    (site / "request.pem").write_text("nonsense")
+    with pytest.raises(Mistake, match=r"request\.pem' is not a signing request"):
+        enrolment.install(tmp_path / "a-signed", site)
+    assert (site / "cert.pem").read_bytes() == before
+    (root / "revoked.pem").write_text("nonsense")
+    with pytest.raises(Mistake, match=r"revoked\.pem' is not a revocation list"):
+        revoke(site / "cert.pem", root)
+    assert (root / "revoked.pem").read_text() == "nonsense"
 
 
 # Revocation -----------------------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def test_a_running_or_damaged_run(runs: Path, tmp_path: Path) -> None:
     assert detail.rounds == 1
     assert detail.planned == 2
     (folder / "experiment.toml").write_text("[")
-    with pytest.raises(Mistake, match=r"experiment\.toml that cannot be read"):
+    with pytest.raises(Mistake, match=r"experiment\.toml. is not a TOML file"):
         collect([folder])
 
 

@@ -44,8 +44,16 @@ def test_a_finished_run(tmp_path: Path) -> None:
     (entry,) = RunList(tmp_path).look()
     summary = json.loads((tmp_path / "a" / "summary.json").read_text())
     assert (entry.folder, entry.state, entry.round, entry.rounds) == ("a", "finished", 2, 2)
-    assert entry.accuracy == summary["global_accuracy"]
+    assert (entry.metric, entry.score) == ("accuracy", summary["global_accuracy"])
     assert entry.bytes == summary["bytes_up"] + summary["bytes_down"]
+
+
+def test_the_score_of_another_task_keeps_its_name(tmp_path: Path) -> None:
+    folder = unfinished(tmp_path / "a", rounds=0)
+    line = {"round": 1, "seconds": 1.0, "global_metrics": {"mae": 3.5, "loss": 2.0}, "client": {"mae": {"mean": 4.5}}}
+    (folder / "rounds.jsonl").write_text(json.dumps(line) + "\n")
+    (entry,) = RunList(tmp_path).look()
+    assert (entry.metric, entry.score, entry.client_score) == ("mae", 3.5, 4.5)
 
 
 def test_a_running_run_is_followed(tmp_path: Path) -> None:
@@ -60,7 +68,7 @@ def test_a_running_run_is_followed(tmp_path: Path) -> None:
     add(folder, 4)
     (entry,) = runs.look()
     assert entry.round == 4
-    assert entry.accuracy == 0.4
+    assert entry.score == 0.4
 
 
 def test_a_resumed_run_may_have_fewer_rounds(tmp_path: Path) -> None:
@@ -89,7 +97,7 @@ def test_a_deleted_run_is_gone_and_a_damaged_one_is_named(tmp_path: Path) -> Non
     assert [(e.folder, e.state) for e in runs.look()] == [("b", "unreadable")]
 
 
-def test_five_hundred_runs_are_listed_quickly(tmp_path: Path) -> None:
+def test_what_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
     for k in range(500):
         unfinished(tmp_path / f"r{k}", rounds=1)
     runs = RunList(tmp_path)

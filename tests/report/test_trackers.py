@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from finished_runs import run
 
+from kilter import cli
 from kilter.errors import Mistake
 from kilter.records.run_folder import read_rounds, read_summary
 from kilter.report.trackers import Trackers, log_finished, round_metrics
@@ -109,6 +110,19 @@ def test_a_failing_tracker_is_left_out_and_named(folder: Path, where: str) -> No
 def test_an_unknown_tracker(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match="Unknown tracker 'neptune'"):
         Trackers.of("tensorboard, neptune", tmp_path)
+
+
+@pytest.mark.parametrize("log", ["neptune", "tensorboard"])
+def test_a_tracker_that_cannot_be_used_is_refused_before_a_folder_is_made(
+    log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kilter.report.trackers.find_spec", lambda name: None)
+    monkeypatch.setattr("sys.argv", ["kilter", "run", "--log", log, "--rounds", "1", "--out", str(tmp_path / "a")])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert "racker" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
 
 
 def test_only_finite_numbers_are_logged(folder: Path) -> None:

@@ -122,11 +122,11 @@ def doctor(
     for finding in examine(tls_, server, server_name, state_dir, policy, data):
         findings.append(finding)
         if not as_json:
-            mark = "fix " if finding.fix else "ok  "
+            mark = "ok  " if finding.ok else "fix "
             stdout.print(f"{mark} {finding.check}: {finding.text}", markup=False, soft_wrap=True)
             if finding.fix:
                 stdout.print(f"     -> {finding.fix}", markup=False, soft_wrap=True)
     if as_json:
-        print_json([asdict(finding) for finding in findings])
-    if any(finding.fix for finding in findings):
+        print_json([asdict(finding) | {"ok": finding.ok} for finding in findings])
+    if not all(finding.ok for finding in findings):
         raise typer.Exit(1)

@@ -75,9 +75,12 @@ def serve(
     from kilter.net.grpc_server import GrpcServer
     from kilter.net.revocation import revocation_list
     from kilter.net.server_run import ServerRun
+    from kilter.report.dashboard import address_of
     from kilter.runtimes.interrupts import stoppable
 
     prepare(quiet, log_file, log_json)
+    for address in filter(None, (metrics, dashboard)):
+        address_of(address)
     identity = tls.identity(tls_, insecure, listen)
     run = ServerRun(Experiment.read(file), tls.words(sites), quorum, deadline, grace, data, folder)
     server = GrpcServer(listen, identity, run.sites or None, largest, revocation_list(revoked, identity))

@@ -58,6 +58,7 @@ def run(
     from kilter.report.choices import choices
 
     stdout.quiet = quiet
+    _check_trackers(log)
     experiment = assemble(file, settings, options)
     name = Path(experiment.method.split(":")[0]).stem
     folder = Path(out or f"runs/{name}-{Path(experiment.data).stem}-{experiment.seed}")
@@ -91,6 +92,14 @@ def _show_table(dataset: Dataset, folder: Path) -> None:
         stdout.print(line, markup=False, soft_wrap=True)
 
 
+def _check_trackers(log: str) -> None:
+    """Refuse an unknown or missing tracker before anything is written."""
+    if log:
+        from kilter.report.trackers import check_names
+
+        check_names(log)
+
+
 def _refuse_used(folder: Path) -> None:
     if (folder / "summary.json").exists():
         raise Mistake(f"'{folder}' already holds a finished run: choose another --out.")
@@ -117,6 +126,7 @@ def resume(
 
     if not (folder / "experiment.toml").is_file():
         raise Mistake(f"'{folder}' is not a run folder: it has no experiment.toml.")
+    _check_trackers(log)
     experiment = Experiment.read(folder / "experiment.toml")
     if rounds < 0:
         raise Mistake(f"--rounds is the number of rounds in all, not {rounds}.")

@@ -139,6 +139,8 @@ class FedSBME(Method):
         if len(replies) < 2:
             hub.notice("only one reply: the posterior has no spread")
         e = self.posterior_of(hub, state["theta"], list(replies.values()))
+        if hub.exhibits:
+            hub.exhibit("loss on public rows", self.spread(hub, e, list(replies)))
         theta = yield from self.learn(hub, e)
         if not_finite(theta):
             hub.notice("the server's model was not finite: the model stays as it was")
@@ -168,6 +170,17 @@ class FedSBME(Method):
             e["deviation"] = scale(deviation, self.scale)
             e["seeds"] = [derive(hub.seed, hub.round, "posterior", m) for m in range(self.samples)]
         return ensemble.with_statistics(self.task, e, rows)
+
+    def spread(self, hub: Node, e: Ensemble, clients: list[str]) -> dict[str, float]:
+        """The loss of every member of the ensemble, and of the ensemble itself, on the server's rows."""
+        rows = public(hub)
+        names = ["mean", *clients, *(f"sample {m + 1}" for m in range(ensemble.size(e) - 1 - len(clients)))]
+        outputs = [self.task.predict(w, rows["x"]) for w in ensemble.members(e)]
+        outputs.append(self.ensemble_outputs(e, rows["x"]))
+        return {
+            name: float(self.task.rows_loss(o, rows["y"]).mean())
+            for name, o in zip([*names, "ensemble"], outputs, strict=True)
+        }
 
     def learn(self, hub: Node, e: Ensemble) -> Generator[Fit, Params, Params]:
         """The next model."""

@@ -30,11 +30,16 @@ PACKAGES = ("torch", "grpcio", "cryptography", "numpy", "safetensors")
 
 @dataclass(frozen=True)
 class Finding:
-    """The outcome of one check. `fix` says what to do; empty: all is well."""
+    """The outcome of one check. `fix` says what to do, where `text` does not say it already."""
 
     check: str
     text: str
     fix: str = ""
+    failed: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return not (self.fix or self.failed)
 
 
 def examine(
@@ -57,7 +62,7 @@ def _try(check: str, action: Callable[[], Finding]) -> Finding:
     try:
         return action()
     except Mistake as e:
-        return Finding(check, str(e), "see the sentence above")
+        return Finding(check, str(e), failed=True)
     except OSError as e:
         return Finding(check, f"{e.strerror or e}", "check the path and its permissions")
 

@@ -6,7 +6,6 @@ authority may itself be signed by another one: certificates then carry the chain
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,7 +27,7 @@ PEM = serialization.Encoding.PEM
 
 def request(name: str, folder: Path) -> str:
     """Make a key and a signing request in a folder; the fingerprint to compare. A key that is there is used again."""
-    check_name(name)
+    tls.check_name(name)
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / "key.pem").exists():
         tls.check_private(folder / "key.pem")
@@ -52,7 +51,7 @@ def fingerprint(signed: x509.CertificateSigningRequest) -> str:
 
 def authority(folder: Path, name: str, parent: Path | None, days: int) -> None:
     """Make an authority: a root, or one that a parent signs."""
-    check_name(name)
+    tls.check_name(name)
     if (folder / "ca.key.pem").exists():
         raise Mistake(f"'{folder}' is an authority already: choose another folder.")
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,18 +72,9 @@ def sign(request_file: Path, folder: Path, name: str, role: Role, days: int, out
     """Sign a request for this name and role into a folder with cert.pem and ca.pem; the fingerprint of the request."""
     if role not in get_args(Role):
         raise Mistake(f"'{role}' is not a role: use {', '.join(get_args(Role))}.")
-    try:
-        asked = x509.load_pem_x509_csr(request_file.read_bytes())
-        sound = asked.is_signature_valid
-    except OSError as e:
-        raise Mistake(f"'{request_file}' cannot be read: {e.strerror}.") from None
-    except ValueError:
-        raise Mistake(f"'{request_file}' is not a signing request: `kilter certs request` makes one.") from None
-    if not sound:
-        raise Mistake(f"'{request_file}' was altered: its signature does not fit. Ask for a new request.")
-    wanted = [str(a.value) for a in asked.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-    if wanted != [name]:
-        raise Mistake(f"The request is for '{', '.join(wanted)}', not for '{name}': check who sent it.")
+    asked = read_request(request_file)
+    if (wanted := requested_name(asked)) != name:
+        raise Mistake(f"The request is for '{wanted}', not for '{name}': check who sent it.")
     public = asked.public_key()
     if not isinstance(public, ec.EllipticCurvePublicKey):
         raise Mistake(f"'{request_file}' has a key of another kind: use a key on an elliptic curve.")
@@ -109,10 +99,9 @@ def install(signed: Path, folder: Path) -> datetime:
     own = chain[0]
     if _public(own.public_key()) != _public(key.public_key()):
         raise Mistake(f"The certificate in '{signed}' was made for another key than '{folder / 'key.pem'}'.")
-    if (folder / "request.pem").exists():
-        asked = x509.load_pem_x509_csr((folder / "request.pem").read_bytes())
-        if asked.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value != tls.holder(own):
-            raise Mistake(f"The certificate in '{signed}' is for '{tls.holder(own)}', which was not requested.")
+    asked = folder / "request.pem"
+    if asked.exists() and requested_name(read_request(asked)) != tls.holder(own):
+        raise Mistake(f"The certificate in '{signed}' is for '{tls.holder(own)}', which was not requested.")
     check_chain(chain, root)
     write(folder / "cert.pem", (signed / "cert.pem").read_bytes())
     write(folder / "ca.pem", (signed / "ca.pem").read_bytes())
@@ -137,10 +126,23 @@ def check_chain(chain: Sequence[x509.Certificate], root: x509.Certificate) -> No
             )
 
 
-def check_name(name: str) -> None:
-    """A name in a certificate must be plain."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
-        raise Mistake(f"'{name}' cannot be a name: use letters, digits, '-', '_' and '.', at most 64.")
+def read_request(path: Path) -> x509.CertificateSigningRequest:
+    """A signing request whose own signature fits."""
+    try:
+        request = x509.load_pem_x509_csr(path.read_bytes())
+        sound = request.is_signature_valid
+    except OSError as e:
+        raise Mistake(f"'{path}' cannot be read: {e.strerror}.") from None
+    except ValueError:
+        raise Mistake(f"'{path}' is not a signing request: `kilter certs request` makes one.") from None
+    if not sound:
+        raise Mistake(f"'{path}' was altered: its signature does not fit. Ask for a new request.")
+    return request
+
+
+def requested_name(request: x509.CertificateSigningRequest) -> str:
+    """The name that a request asks for."""
+    return ", ".join(str(a.value) for a in request.subject.get_attributes_for_oid(NameOID.COMMON_NAME))
 
 
 def read_authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, list[x509.Certificate], x509.Certificate]:

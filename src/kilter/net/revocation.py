@@ -31,11 +31,9 @@ class RevocationList:
     def _read(self) -> None:
         try:
             changed = self.path.stat().st_mtime
-            listed = x509.load_pem_x509_crl(self.path.read_bytes())
         except OSError as e:
             raise Mistake(f"The revocation list '{self.path}' cannot be read: {e.strerror}.") from None
-        except ValueError:
-            raise Mistake(f"'{self.path}' is not a revocation list in PEM format.") from None
+        listed = read_list(self.path)
         if not any(_signed_by(listed, authority) for authority in self._authorities):
             raise Mistake(f"The revocation list '{self.path}' was not signed by an authority that is trusted here.")
         self._changed, self._serials = changed, frozenset(entry.serial_number for entry in listed)
@@ -60,6 +58,15 @@ def revocation_list(path: Path | None, identity: tls.Identity | None) -> Revocat
     return RevocationList(path, [*chain, *x509.load_pem_x509_certificates(identity.ca)])
 
 
+def read_list(path: Path) -> x509.CertificateRevocationList:
+    try:
+        return x509.load_pem_x509_crl(path.read_bytes())
+    except OSError as e:
+        raise Mistake(f"The revocation list '{path}' cannot be read: {e.strerror}.") from None
+    except ValueError:
+        raise Mistake(f"'{path}' is not a revocation list in PEM format.") from None
+
+
 def _signed_by(listed: x509.CertificateRevocationList, authority: x509.Certificate) -> bool:
     key = authority.public_key()
     return isinstance(key, ec.EllipticCurvePublicKey) and listed.is_signature_valid(key)
@@ -78,7 +85,7 @@ def revoke(certificate_file: Path, folder: Path) -> Path:
         .last_update(now)
         .next_update(now + timedelta(days=VALID_DAYS))
     )
-    before = list(x509.load_pem_x509_crl(path.read_bytes())) if path.exists() else []
+    before = list(read_list(path)) if path.exists() else []
     for entry in before:
         builder = builder.add_revoked_certificate(entry)
     if certificate.serial_number not in {entry.serial_number for entry in before}:

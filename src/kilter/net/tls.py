@@ -168,11 +168,16 @@ def words(text: str) -> list[str]:
 # Certificates for a trial ---------------------------------------------------------------------------------------------
 
 
+def check_name(name: str) -> None:
+    """A name in a certificate must be plain."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
+        raise Mistake(f"'{name}' cannot be a name: use letters, digits, '-', '_' and '.', at most 64.")
+
+
 def new(out: Path, names: Sequence[str], days: int = DAYS) -> list[Path]:
     """Make an authority in `out` (or use the one there), and for each name a folder `out/NAME`."""
     for name in names:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
-            raise Mistake(f"'{name}' cannot be a name: use letters, digits, '-', '_' and '.', at most 64.")
+        check_name(name)
     out.mkdir(parents=True, exist_ok=True)
     if (out / "ca.key.pem").exists():
         ca_key = serialization.load_pem_private_key((out / "ca.key.pem").read_bytes(), None)

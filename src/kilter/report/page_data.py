@@ -7,16 +7,17 @@ A study comes as its results.json, number for number. Single runs are grouped in
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kilter.errors import Mistake
+from kilter.experiment import read_toml
 from kilter.records.display import SHARES
 from kilter.records.notices import describe
 from kilter.records.run_folder import read_clients, read_partition, read_rounds, read_summary
 from kilter.records.types import ClientReport, Exhibit, Metrics, Round, Summary
+from kilter.study.results import curves_by_round
 from kilter.study.statistics import mean_std, paired
 
 MEASURES = ("global", "client", "local")
@@ -157,7 +158,7 @@ def _search(path: Path, studies: list[Path], runs: list[Path], depth: int) -> No
 def _study(folder: Path) -> tuple[Comparison, list[RunDetail], list[str]]:
     try:
         results = json.loads((folder / "results.json").read_text())
-        study = tomllib.loads((folder / "study.toml").read_text()) if (folder / "study.toml").exists() else {}
+        study = _read_if_present(folder / "study.toml")
         lines = [_with_round_numbers(line) for line in results["lines"]]
         comparison = Comparison(
             name=str(results["study"]),
@@ -210,7 +211,7 @@ def read_detail(folder: Path, cell: str = "", label: str = "") -> RunDetail:
     """The details of a run, finished or not."""
     rounds = read_rounds(folder)
     summary = read_summary(folder) if (folder / "summary.json").exists() else None
-    settings = _settings(folder)
+    settings = _read_if_present(folder / "experiment.toml")
     partition = read_partition(folder)
     scores = summary.last.scores if summary else None
     metric = summary.chosen_by if summary else main_metric(rounds)
@@ -248,13 +249,8 @@ def read_detail(folder: Path, cell: str = "", label: str = "") -> RunDetail:
     )
 
 
-def _settings(folder: Path) -> dict[str, object]:
-    try:
-        return tomllib.loads((folder / "experiment.toml").read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError):
-        raise Mistake(f"'{folder}' has an experiment.toml that cannot be read.") from None
+def _read_if_present(path: Path) -> dict[str, object]:
+    return read_toml(path) if path.exists() else {}
 
 
 def _number(value: object) -> int:
@@ -268,19 +264,9 @@ def main_metric(rounds: Sequence[Round]) -> str:
 
 
 def curves(rounds: Sequence[Round], metric: str) -> dict[str, dict[int, float]]:
-    """The main metric and the training loss by round."""
-    lines: dict[str, dict[int, float]] = {m: {} for m in (*MEASURES, "loss")}
-    for r in rounds:
-        values = {
-            "global": (r.global_metrics or {}).get(metric),
-            "client": r.client[metric].mean if metric in r.client else None,
-            "local": r.bench["local"].mean if "local" in r.bench else None,
-            "loss": r.loss,
-        }
-        for name, value in values.items():
-            if value is not None:
-                lines[name][r.round] = round(value, 6)
-    return {name: line for name, line in lines.items() if line}
+    """The main metric and the training loss by round, rounded to what a page can show."""
+    lines = curves_by_round(rounds, metric)
+    return {name: {at: round(value, 6) for at, value in line.items()} for name, line in lines.items() if line}
 
 
 def _clients(folder: Path, rounds: Sequence[Round]) -> list[ClientRow]:

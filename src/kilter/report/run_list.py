@@ -33,8 +33,9 @@ class ListedRun:
     rounds: int = 0
     seconds_left: float | None = None
     loss: float | None = None
-    accuracy: float | None = None  # the global model's
-    client_accuracy: float | None = None  # mean over the clients
+    metric: str = "accuracy"  # what the two scores are
+    score: float | None = None  # the global model's
+    client_score: float | None = None  # mean over the clients
     failures: int = 0
     notices: int = 0
     bytes: int = 0
@@ -48,8 +49,9 @@ class _Progress:
     offset: int = 0
     round: int = 0
     loss: float | None = None
-    accuracy: float | None = None
-    client_accuracy: float | None = None
+    metric: str = "accuracy"
+    score: float | None = None
+    client_score: float | None = None
     failures: int = 0
     notices: int = 0
     bytes: int = 0
@@ -105,14 +107,15 @@ class RunList:
             except Mistake:
                 return ListedRun(**base, state="unreadable", rounds=planned)  # type: ignore[arg-type]
             base |= {"method": base["method"] or summary.method, "seed": summary.seed}
-            clients = summary.client_accuracy
+            main, last = summary.chosen_by, summary.last
             return ListedRun(
                 **base,  # type: ignore[arg-type]
                 state="finished",
                 round=summary.rounds,
                 rounds=summary.rounds,
-                accuracy=summary.global_accuracy,
-                client_accuracy=clients.mean if clients else None,
+                metric=main,
+                score=last.scores.metrics.get(main) if last.scores else None,
+                client_score=last.client[main].mean if main in last.client else None,
                 failures=summary.failures,
                 notices=len(summary.notices),
                 bytes=summary.bytes_up + summary.bytes_down,
@@ -128,8 +131,9 @@ class RunList:
             rounds=planned,
             seconds_left=None if stopped or mean is None else mean * max(0, planned - at.round),
             loss=at.loss,
-            accuracy=at.accuracy,
-            client_accuracy=at.client_accuracy,
+            metric=at.metric,
+            score=at.score,
+            client_score=at.client_score,
             failures=at.failures,
             notices=at.notices,
             bytes=at.bytes,
@@ -180,10 +184,11 @@ def _add(at: _Progress, record: dict[str, object]) -> None:
     at.round = int(str(record["round"]))
     loss, scores, clients = record.get("loss"), record.get("global_metrics"), record.get("client")
     at.loss = float(loss) if isinstance(loss, int | float) else at.loss
-    if isinstance(scores, dict) and isinstance(scores.get("accuracy"), float):
-        at.accuracy = scores["accuracy"]
-    if isinstance(clients, dict) and isinstance(clients.get("accuracy"), dict):
-        at.client_accuracy = clients["accuracy"]["mean"]
+    scores, clients = (part if isinstance(part, dict) else {} for part in (scores, clients))
+    if names := [*scores, *clients]:
+        at.metric = "accuracy" if "accuracy" in names else str(names[0])
+        at.score = scores.get(at.metric)
+        at.client_score = clients[at.metric]["mean"] if at.metric in clients else None
     for name in ("failures", "notices"):
         listed = record.get(name)
         setattr(at, name, getattr(at, name) + (len(listed) if isinstance(listed, list) else 0))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from kilter.records.display import duration, percent, size
+from kilter.records.display import duration, metric, size
 from kilter.report.run_list import ListedRun
 
 
@@ -19,14 +19,14 @@ def run_table(entries: Sequence[ListedRun]) -> Table:
             heading, justify="left" if left else "right", overflow="fold" if heading == "folder" else "ellipsis"
         )
     for e in entries:
+        named = "" if e.metric == "accuracy" else f" {e.metric}"
         table.add_row(
             e.folder,
             e.method,
             e.state,
             f"{e.round} runs" if e.kind == "study" else f"{e.round}/{e.rounds or '?'}",
             duration(e.seconds_left) if e.seconds_left is not None else "",
-            percent(e.accuracy) if e.accuracy is not None else "",
-            percent(e.client_accuracy) if e.client_accuracy is not None else "",
+            *(f"{metric(e.metric, s)}{named}" if s is not None else "" for s in (e.score, e.client_score)),
             str(e.failures or ""),
             size(e.bytes) if e.bytes else "",
         )

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import os
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Protocol, Self
 
 from kilter.errors import Mistake, unknown
+from kilter.experiment import read_toml
 from kilter.records.run_folder import read_clients, read_rounds, read_summary
 from kilter.records.types import Clients, Round, Summary
 from kilter.study.results import Results
@@ -44,8 +44,7 @@ class TensorBoard:
     """Event files in RUN/tensorboard: `tensorboard --logdir runs`."""
 
     def __init__(self, folder: Path) -> None:
-        import_tracker("tensorboard")
-        self._writer = import_tracker("torch.utils.tensorboard").SummaryWriter(str(folder / "tensorboard"))
+        self._writer = import_module("torch.utils.tensorboard").SummaryWriter(str(folder / "tensorboard"))
         self._last = 0
 
     def start(self, name: str, settings: Settings) -> None:
@@ -70,7 +69,7 @@ class MLflow:
 
     def __init__(self, folder: Path) -> None:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions want a yes for ./mlruns
-        mlflow = import_tracker("mlflow", "mlflow-skinny")
+        mlflow = import_module("mlflow")
         self._metric, self._param = mlflow.entities.Metric, mlflow.entities.Param
         self._client = mlflow.MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", Path("mlruns").resolve().as_uri()))
         self._run = ""
@@ -111,7 +110,7 @@ class WandB:
     """A run of the project `kilter` (or WANDB_PROJECT). WANDB_MODE=offline keeps everything on this machine."""
 
     def __init__(self, folder: Path) -> None:
-        self._wandb, self._folder = import_tracker("wandb"), folder
+        self._wandb, self._folder = import_module("wandb"), folder
         self._last = 0
 
     def start(self, name: str, settings: Settings) -> None:
@@ -137,14 +136,7 @@ class WandB:
 
 
 KINDS: dict[str, Callable[[Path], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
-
-
-def import_tracker(module: str, package: str = "") -> ModuleType:
-    """A tracker's module, or a sentence that says what to install."""
-    try:
-        return import_module(module)
-    except ImportError:
-        raise Mistake(f"This tracker needs a package: pip install {package or module}.") from None
+PACKAGES = {"tensorboard": "tensorboard", "mlflow": "mlflow-skinny", "wandb": "wandb"}  # what to install
 
 
 class Trackers:
@@ -193,11 +185,13 @@ class Trackers:
 
 
 def check_names(names: str) -> list[str]:
-    """The names in a list with commas; each must be a tracker's."""
+    """The names in a list with commas; each must be a tracker's, and its package must be installed."""
     wanted = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     for name in wanted:
         if name not in KINDS:
             raise unknown("tracker", name, KINDS)
+        if find_spec(name) is None:
+            raise Mistake(f"The tracker {name} needs a package: pip install {PACKAGES[name]}.")
     return wanted
 
 
@@ -221,7 +215,7 @@ def log_study(names: str, results: Results, path: Path) -> list[str]:
 
 def log_finished(name: str, folder: Path, title: str) -> list[str]:
     """Log a finished run to one tracker, from its folder; what failed."""
-    settings = tomllib.loads((folder / "experiment.toml").read_text())
+    settings = read_toml(folder / "experiment.toml")
     trackers = Trackers.of(name, folder)
     with trackers:
         trackers.start(title, settings)

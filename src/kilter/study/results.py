@@ -188,7 +188,7 @@ def read_run(job: Job, folder: Path) -> Run:
         seed=job.seed,
         folder=job.folder,
         accuracy={k: v for k, v in last.items() if v is not None},
-        curves=_curves(rounds, main),
+        curves=curves_by_round(rounds, main),
         # Between clients and a server, up and down are different letters; between clients, they are the same ones.
         spent={r.round: r.bytes_up + (r.bytes_down if job.experiment.topology == "star" else 0) for r in rounds},
         worst=client.worst_decile if client else None,
@@ -212,7 +212,8 @@ def read_run(job: Job, folder: Path) -> Run:
     )
 
 
-def _curves(rounds: Sequence[Round], main: str) -> dict[str, dict[int, float]]:
+def curves_by_round(rounds: Sequence[Round], main: str) -> dict[str, dict[int, float]]:
+    """The main metric and the training loss by round; a measure that was not taken is empty."""
     curves: dict[str, dict[int, float]] = {m: {} for m in (*MEASURES, "loss")}
     for r in rounds:
         if r.loss is not None:

@@ -49,10 +49,12 @@
     return element("tr", { "data-run": e.folder, "data-state": e.state }, element("td", {}, box), element("td", { class: "text" }, open), element("td", { class: "text", text: e.method }),
       element("td", { class: "text", text: e.data }), element("td", { text: e.seed ?? "" }), element("td", { class: e.state === "running" ? undefined : "quiet", text: e.state }),
       element("td", {}, progress, e.state === "running" && e.rounds ? element("div", { class: "bar", "aria-hidden": "true" }, fill) : null),
-      element("td", { text: e.seconds_left === null ? "" : duration(e.seconds_left) }), element("td", { text: number(e.loss) }), element("td", { text: percent(e.accuracy) }),
-      element("td", { text: percent(e.client_accuracy) }), element("td", { class: e.failures ? "warning" : undefined, text: e.failures || "" }), element("td", { text: e.bytes ? bytes(e.bytes) : "" }));
+      element("td", { text: e.seconds_left === null ? "" : duration(e.seconds_left) }), element("td", { text: number(e.loss) }), element("td", { text: score(e, e.score) }),
+      element("td", { text: score(e, e.client_score) }), element("td", { class: e.failures ? "warning" : undefined, text: e.failures || "" }), element("td", { text: e.bytes ? bytes(e.bytes) : "" }));
   }
 
+  // Accuracies in per cent; other metrics with their name.
+  const score = (e, value) => (value === null ? "" : e.metric === "accuracy" ? percent(value) : `${number(value)} ${e.metric}`);
   const duration = (s) => (s < 60 ? `${Math.round(s)} s` : s < 3600 ? `${Math.floor(s / 60)} min ${Math.round(s % 60)} s` : `${Math.floor(s / 3600)} h ${Math.round((s % 3600) / 60)} min`);
 
   async function show() {

@@ -87,7 +87,7 @@ function valuesView(run, name, some) {
       draw: (width) => Plot.plot({ width, height: 60 + 22 * names.length, marginLeft: margin(names), x: { grid: true, label: name }, y: { label: null, domain: names },
         marks: [Plot.barX(rows, { x: "value", y: "name", fill: PALETTE[0], fillOpacity: 0.75, tip: true })] }) });
   }
-  return chart({ title, name: `exhibit ${name}`, rows, about: "One row for each client, one column for each round.",
+  return chart({ title, name: `exhibit ${name}`, rows, about: "One row for each name, one column for each round.",
     draw: (width) => Plot.plot({ width, height: 70 + 20 * names.length, marginLeft: margin(names), padding: 0.03, x: { label: "round", type: "band", tickFormat: "d", ticks: 12 }, y: { label: null, domain: names },
       color: name === "cluster" ? { type: "categorical", range: PALETTE, legend: true } : { scheme: "blues", legend: true, label: name },
       marks: [Plot.cell(rows, { x: "round", y: "name", fill: "value", tip: true })] }) });
