@@ -105,10 +105,13 @@ def test_live_in_a_browser(served: Dashboard) -> None:
         page.wait_for_selector("[data-run=going]")
         assert "2 of 10" in page.locator("[data-run=going]").inner_text()
         assert "charite" in page.locator("[data-table=sites]").inner_text()
-        add(served.root / "going", 3)
-        began = time.monotonic()
-        page.wait_for_selector("[data-run=going] >> text=3 of 10", timeout=5000)
-        assert time.monotonic() - began < 4  # 2 s on an idle machine
+        delays = []
+        for number in (3, 4, 5):
+            add(served.root / "going", number)
+            began = time.monotonic()
+            page.wait_for_selector(f"[data-run=going] >> text={number} of 10", timeout=10_000)
+            delays.append(time.monotonic() - began)
+        assert min(delays) < 2  # the quickest of three: other tests may keep the machine busy
         page.locator("[data-run=done] input").check()
         page.get_by_role("button", name="Compare").click()
         page.wait_for_selector("[data-chart=curve-global] svg")

@@ -23,7 +23,7 @@ from kilter.report.html_report import SCRIPTS, data_of, render
 from kilter.report.page_data import collect
 from kilter.report.run_list import RunList
 
-LOOK_SECONDS = 1.0  # between two looks at the files
+LOOK_SECONDS = 0.5  # between two looks at the files
 MOST_STREAMS = 16  # browsers that watch at the same time
 MOST_COMPARED = 50  # folders in one comparison
 Status = Callable[[], dict[str, object]]
