@@ -96,6 +96,24 @@ def test_dirichlet_client_survives_priors_on_exhausted_classes():
     assert sorted(np.concatenate(parts).tolist()) == list(range(100))
 
 
+@given(st.integers(2, 12), st.floats(0.7, 20), st.floats(0, 1), st.integers(0, 50))
+@settings(max_examples=30, deadline=None)
+def test_dirichlet_mixed_with_unequal_sizes_loses_no_row(clients, sizes, share, seed):
+    parts = p.dirichlet_mixed(TEN, clients, np.random.default_rng(seed), 0.5, share, 50.0, sizes)
+    assert sorted(np.concatenate(parts)) == list(range(len(TEN)))
+    assert min(map(len, parts)) >= 10
+
+
+def test_dirichlet_mixed_draws_sizes_of_its_own():
+    lengths = [
+        sorted(map(len, p.dirichlet_mixed(TEN, 5, np.random.default_rng(3), 0.5, 0.4, 50.0, sizes)))
+        for sizes in (0.0, 0.5, 1e5)
+    ]
+    assert lengths[0][-1] - lengths[0][0] <= 1
+    assert lengths[1][-1] > 2 * lengths[1][0]
+    assert lengths[2][-1] < 1.1 * lengths[2][0]
+
+
 def test_dirichlet_mixed_has_mild_then_skewed_clients():
     parts = p.dirichlet_mixed(TEN, 10, np.random.default_rng(1), 0.5, 0.2)
     peaks = [max(row) / len(part) for row, part in zip(table(TEN, parts), parts, strict=True)]
@@ -248,6 +266,7 @@ def test_wrong_specs(spec, message):
         ("dirichlet:-1", 2, "alpha must be a number above 0"),
         ("dirichlet:nan", 2, "alpha must be a number above 0"),
         ("dirichlet-mixed:0.5:1.2", 2, "share must be between 0 and 1"),
+        ("dirichlet-mixed:0.5:0.5:50:-1", 2, "sizes must be a finite number of at least 0"),
         ("dirichlet-cluster:0.5:11", 2, "clusters must be between 0 and 10"),
         ("shards:0", 2, "shards must be between 1 and 100"),
         ("noise:-0.1", 2, "level must be a finite number of at least 0"),

@@ -69,8 +69,11 @@ def by_class(labels: Labels, clients: int, rng: Rng, alpha: float, cap: float) -
     return [np.concatenate(part).astype(np.int64) for part in parts]
 
 
-def by_client(labels: Labels, clients: int, rng: Rng, alphas: NDArray[np.float64]) -> Parts:
-    """Equal sizes. Client k draws pi_k ~ Dir(alpha_k 1_C); in random order, clients then draw classes ~ pi_k without replacement.
+def by_client(
+    labels: Labels, clients: int, rng: Rng, alphas: NDArray[np.float64], shares: NDArray[np.float64] | None = None
+) -> Parts:
+    """Equal sizes, or these shares of the rows. Client k draws pi_k ~ Dir(alpha_k 1_C); in random order,
+    clients then draw classes ~ pi_k without replacement.
 
     Exhausted classes are removed from every prior, which is renormalised over the classes that still have rows.
     """
@@ -86,7 +89,10 @@ def by_client(labels: Labels, clients: int, rng: Rng, alphas: NDArray[np.float64
         steps = np.cumsum(open_, axis=1)
         return np.asarray(steps / steps[:, -1:], dtype=np.float64)
 
-    turns = rng.permutation(np.arange(len(y)) % clients)
+    owners = np.arange(len(y)) % clients
+    if shares is not None:
+        owners = np.searchsorted(np.cumsum(shares) * len(y), np.arange(len(y)), side="right").clip(0, clients - 1)
+    turns = rng.permutation(owners)
     draws = rng.uniform(size=len(y))
     parts: list[list[int]] = [[] for _ in range(clients)]
     cumulative = cumulative_priors()
@@ -129,14 +135,34 @@ def dirichlet_client(labels: Labels, clients: int, rng: Rng, alpha: float = 0.3)
 
 @partition("dirichlet-mixed")
 def dirichlet_mixed(
-    labels: Labels, clients: int, rng: Rng, alpha: float = 0.5, share: float = 0.8, mild: float = 50.0
+    labels: Labels,
+    clients: int,
+    rng: Rng,
+    alpha: float = 0.5,
+    share: float = 0.8,
+    mild: float = 50.0,
+    sizes: float = 0.0,
 ) -> Parts:
-    """Like dirichlet-client, with `alpha` for the last `share` of the clients and `mild` for the others (FedEP)."""
+    """Like dirichlet-client, with `alpha` for the last `share` of the clients and `mild` for the others (FedEP).
+
+    With `sizes`, the clients' sizes are drawn from Dir(sizes) until all have ten rows.
+    """
     positive(alpha=alpha, mild=mild)
+    if not (sizes >= 0 and isfinite(sizes)):
+        raise Mistake(f"sizes must be a finite number of at least 0 (0: equal sizes), not {sizes:g}.")
     if not 0 <= share <= 1:
         raise Mistake(f"share must be between 0 and 1, not {share:g}.")
     skewed = round(share * clients)
-    return by_client(labels, clients, rng, np.array([mild] * (clients - skewed) + [alpha] * skewed))
+    alphas = np.array([mild] * (clients - skewed) + [alpha] * skewed)
+    if not sizes:
+        return by_client(labels, clients, rng, alphas)
+    everyone = np.ones(clients, dtype=bool)
+    return until(
+        lambda: by_client(labels, clients, rng, alphas, dirichlet_share(rng, sizes, everyone)),
+        len(labels),
+        clients,
+        least=10,
+    )
 
 
 @partition("dirichlet-cluster")

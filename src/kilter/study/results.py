@@ -8,15 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kilter.errors import Mistake
 from kilter.metrics import Direction
 from kilter.records.display import SHARES, metric
-from kilter.records.run_folder import read_clients, read_rounds, read_summary
-from kilter.records.types import ClientReport, Notice, Round, Spread
+from kilter.records.run_folder import read_clients, read_partition, read_rounds, read_summary
+from kilter.records.types import ClientReport, Notice, Partition, Round, Spread
 from kilter.study.folder import Folder
 from kilter.study.grid import Job, Study
 from kilter.study.runner import FailedRun
-from kilter.study.schema import MEASURES, Cell
+from kilter.study.schema import COMPARED, MEASURES, Cell
 from kilter.study.statistics import (
     Difference,
     bytes_to_target,
@@ -29,6 +32,8 @@ from kilter.study.statistics import (
     rounds_to_target,
 )
 from kilter.study.tuning import Choice
+
+SKEWED = 0.9  # share of the pooled labels' entropy below which a client's labels count as skewed
 
 
 @dataclass(frozen=True)
@@ -180,6 +185,7 @@ def read_run(job: Job, folder: Path) -> Run:
         "global": summary.global_accuracy if of_classes else of_all.metrics.get(main) if of_all else None,
         "client": client.mean if client else None,
         "local": local.mean if local else None,
+        "skewed": skewed_accuracy(read_partition(folder), clients.last.clients) if of_classes else None,
     }
     series, setup_series = _series(rounds)
     bench = {"local": summary.local_accuracy, "common": summary.common_accuracy}
@@ -237,6 +243,25 @@ def _series(rounds: Sequence[Round]) -> tuple[dict[str, dict[int, float]], list[
     return {name: {t: sum(v) / len(v) for t, v in points.items()} for name, points in values.items()}, setup
 
 
+def skewed_accuracy(partition: Partition | None, reports: Mapping[str, ClientReport]) -> float | None:
+    """The mean `local` accuracy of the clients with skewed labels; None if these are all clients or none.
+
+    A client's labels are skewed if their entropy is below SKEWED of the entropy of all clients' labels together.
+    """
+    if partition is None or not partition.clients:
+        return None
+    counts = {name: np.asarray(rows, dtype=float) for name, rows in partition.clients.items()}
+    pooled = _entropy(sum(counts.values(), np.zeros(1)))
+    skewed = [name for name, rows in counts.items() if _entropy(rows) < SKEWED * pooled]
+    local = [report.local for name in skewed if (report := reports.get(name)) and report.local is not None]
+    return sum(local) / len(local) if local and len(skewed) < len(counts) else None
+
+
+def _entropy(counts: NDArray[np.float64]) -> float:
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
 def client_metric(report: ClientReport, metric: str) -> float | None:
     """A metric of the model a client would use: its own where it has one."""
     return (report.own_test or report.test or {}).get(metric)
@@ -248,14 +273,14 @@ def _cell(
     mine = {e.label: runs.get((cell.name, e.label), []) for e in study.entries}
     target, target_is = _target(study, cell, mine[study.reference])
     ecr = _ecr(study, mine)
-    reference = {m: {r.seed: r.accuracy[m] for r in mine[study.reference] if m in r.accuracy} for m in MEASURES}
+    reference = {m: {r.seed: r.accuracy[m] for r in mine[study.reference] if m in r.accuracy} for m in COMPARED}
     values = {
         m: {label: {r.seed: r.accuracy[m] for r in some if m in r.accuracy} for label, some in mine.items()}
-        for m in MEASURES
+        for m in COMPARED
     }
     differences = {
         m: corrected({label: paired(v, reference[m]) for label, v in values[m].items() if label != study.reference})
-        for m in MEASURES
+        for m in COMPARED
     }
     lines = []
     for label, some in mine.items():
@@ -265,7 +290,7 @@ def _cell(
             Line(
                 label,
                 some,
-                {m: differences[m].get(label) for m in MEASURES},
+                {m: differences[m].get(label) for m in COMPARED},
                 [] if target is None else [rounds_to_target(c, sign * target) for c, _ in curves],
                 [] if target is None else [bytes_to_target(c, s, sign * target) for c, s in curves],
                 ecr.get(label),

@@ -32,6 +32,7 @@ FREE = (
     "patience",
 )  # may differ between methods without breaking pairs
 MEASURES = ("global", "client", "local")
+COMPARED = (*MEASURES, "skewed")  # skewed: `local` over the clients whose labels are skewed, where others are not
 Values = Mapping[str, Any]  # a table of a study file
 Table = dict[str, Any]
 

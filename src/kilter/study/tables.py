@@ -13,11 +13,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from kilter.records.display import accuracy, size
-from kilter.study.results import CellResult, Line, Results
+from kilter.study.results import SKEWED, CellResult, Line, Results
+from kilter.study.schema import MEASURES
 from kilter.study.statistics import CONFIDENCE, FEWEST, LEVEL, RESAMPLES, Difference
 from kilter.study.table_details import by_class, variants
 
-NAMES = {"global": "Global accuracy", "client": "Client accuracy", "local": "Local accuracy"}
+NAMES = {
+    "global": "Global accuracy",
+    "client": "Client accuracy",
+    "local": "Local accuracy",
+    "skewed": "Accuracy of the skewed clients",
+}
 WORDS = ("in words", "method", "what", "chosen", "metric")  # headings of columns with text
 MARKS = {"higher": " ▲", "lower": " ▼", "higher, uncorrected": " △", "lower, uncorrected": " ▽"}
 
@@ -85,8 +91,11 @@ def sheets(results: Results) -> list[Sheet]:
     """An overview of several cells, accuracies and costs of each cell, what was tuned, what did not happen."""
     tables = [overview(results)] if len(results.cells) > 1 else []
     for cell in results.cells:
-        tables += [accuracies(results, cell, m) for m in NAMES if m != "local" or m == results.study.measure]
-        tables += [extremes(results, cell)] if results.study.measure == "local" else []
+        tables += [accuracies(results, cell, m) for m in ("global", "client")]
+        if results.study.measure == "local":
+            grouped = any("skewed" in run.accuracy for line in cell.lines for run in line.runs)
+            tables += [accuracies(results, cell, m) for m in ("local", *(["skewed"] if grouped else []))]
+            tables.append(extremes(results, cell))
         tables.append(cost(results, cell))
         tables += detail(results, cell)
     tables += [tuned(results)] if results.choices else []
@@ -196,6 +205,19 @@ def _name(results: Results, line: Line, note: bool) -> str:
     return f"{line.label}{' *' if note and line.own_models else ''}{some}"
 
 
+def _about_local(results: Results) -> list[str]:
+    lines = [
+        "Local accuracy: the mean over clients, each with the model it would use on the common test set, with classes "
+        "weighted by their shares of the client's training rows; global beside it: the same test set, unweighted."
+    ]
+    if any("skewed" in run.accuracy for cell in results.cells for line in cell.lines for run in line.runs):
+        lines.append(
+            f"Skewed clients: those whose labels have an entropy below {SKEWED:.0%} of that of all labels together; their "
+            "local accuracy, as a group."
+        )
+    return lines
+
+
 def caption(results: Results) -> list[str]:
     """How the numbers were computed, one sentence each."""
     study = results.study
@@ -226,11 +248,7 @@ def caption(results: Results) -> list[str]:
         f"{named(results, 'client')}: the mean over clients, each on its own test rows with the model it would use; "
         "worst tenth: the mean over the worst tenth of the clients."
     )
-    if study.measure == "local":
-        lines.append(
-            "Local accuracy: the mean over clients, each with the model it would use on the common test set, with classes "
-            "weighted by their shares of the client's training rows; global beside it: the same test set, unweighted."
-        )
+    lines += _about_local(results) if study.measure == "local" else []
     lines.append(
         f"Target: the first evaluated round whose {study.measure} {results.metric} reaches it, median over seeds (never counts as "
         "infinite); bytes: all training traffic, every letter counted once, set-up included."
@@ -325,7 +343,7 @@ def comma_separated(results: Results) -> str:
 def numbers(results: Results, cell: CellResult, line: Line) -> dict[str, Any]:
     """Everything the tables say about a method in a cell, as plain values."""
     row: dict[str, Any] = {"cell": cell.cell.name, **cell.cell.values, "method": line.label, "seeds": len(line.runs)}
-    for m in NAMES:
+    for m in NAMES if any("skewed" in run.accuracy for run in line.runs) else MEASURES:
         mean, std = line.over_seeds(m) or (None, None)
         d = line.differences[m]
         row |= {f"{m}_mean": mean, f"{m}_std": std}
