@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 JOBS ?= 2
 
-.PHONY: demo test test-docs test-devices test-all test-hostile test-gpu reproduce-check docs reference dist lint bench coverage clean
+.PHONY: demo test test-docs test-devices test-all test-hostile test-gpu reproduce-check docs reference dist lint bench bench-gpu coverage clean
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(PY) || python3 -m venv .venv
@@ -55,6 +55,10 @@ coverage: .venv/ready
 
 bench: .venv/ready
 	$(PY) benchmarks/speed.py
+
+# The same workloads on a GPU. Writes benchmarks/results/gpu.md.
+bench-gpu: .venv/ready
+	$(PY) benchmarks/gpu.py
 
 lint: .venv/ready
 	.venv/bin/ruff check .

@@ -40,6 +40,7 @@ from work import BATCH, LR, MU, Watch, accuracy, network, order, rows, table
 given = order()
 work = given.work
 torch.set_num_threads(given.threads)
+FlukeENV().set_device(given.device)
 x, y = table(given.folder, work.data, "train")
 watch = Watch()
 seen = [0, 0.0]  # steps, sum of losses

@@ -1,6 +1,6 @@
 """Flower: its message API, the FedAvg and FedProx strategies, the simulation runtime on Ray.
 
-`--threads 1`: one actor; `--threads 2`: two actors, each with one thread.
+`--threads 1`: one actor; `--threads 2`: two actors, each with one thread. On a GPU the actors share it.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from work import BATCH, LR, MU, Watch, Work, accuracy, network, order, rows, tab
 _at_hand: dict[str, Any] = {}  # in each actor: what it has read from the disk
 
 
-def at_hand(work: Work, folder: Path) -> dict[str, Any]:
+def at_hand(work: Work, folder: Path, device: str) -> dict[str, Any]:
     if not _at_hand:
         torch.set_num_threads(1)
-        _at_hand["x"], _at_hand["y"] = table(folder, work.data, "train")
-        _at_hand["rows"], _at_hand["net"] = rows(work), network(work.model)
-        _at_hand["weights"] = weights(work) if work.method == "feddisk" else None
+        _at_hand["x"], _at_hand["y"] = (column.to(device) for column in table(folder, work.data, "train"))
+        _at_hand["rows"], _at_hand["net"] = rows(work).to(device), network(work.model).to(device)
+        _at_hand["weights"] = weights(work).to(device) if work.method == "feddisk" else None
     return _at_hand
 
 
-def client_app(work: Work, folder: Path) -> ClientApp:
+def client_app(work: Work, folder: Path, device: str) -> ClientApp:
     app = ClientApp()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        have = at_hand(work, folder)
+        have = at_hand(work, folder, device)
         net, me = have["net"], int(context.node_config["partition-id"])
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
         start = [w.detach().clone() for w in net.parameters()]
         optimiser = torch.optim.SGD(net.parameters(), lr=LR)
-        steps, total = 0, 0.0
-        for at in torch.randperm(work.images).split(BATCH):
+        steps, total = 0, torch.zeros((), device=device)  # no step waits for the device
+        for at in torch.randperm(work.images, device=device).split(BATCH):
             batch = have["rows"][me][at]
             outputs = net(have["x"][batch])
             if have["weights"] is None:
@@ -60,8 +60,8 @@ def client_app(work: Work, folder: Path) -> ClientApp:
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
-            steps, total = steps + 1, total + loss.item()
-        metrics = MetricRecord({"num-examples": work.images, "steps": steps, "loss": total / steps})
+            steps, total = steps + 1, total + loss.detach()
+        metrics = MetricRecord({"num-examples": work.images, "steps": steps, "loss": float(total) / steps})
         content = RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics})
         return Message(content=content, reply_to=message)
 
@@ -105,8 +105,9 @@ def main() -> None:
         net.load_state_dict(result.arrays.to_torch_state_dict())
         watch.end(accuracy=accuracy(net, given.folder, work.data))
 
-    backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": given.threads}}
-    app = client_app(work, given.folder)
+    gpus = 1 / given.threads if given.device == "cuda" else 0.0
+    backend = {"client_resources": {"num_cpus": 1, "num_gpus": gpus}, "init_args": {"num_cpus": given.threads}}
+    app = client_app(work, given.folder, given.device)
     run_simulation(server_app, app, num_supernodes=work.clients, backend_config=backend)
 
 

@@ -14,20 +14,21 @@ given = order()
 work = given.work
 torch.set_num_threads(given.threads)
 layout = torch.channels_last if given.form == "channels_last" else torch.contiguous_format
-x, y = table(given.folder, work.data, "train")
-mine, row_weights = rows(work), weights(work) if work.method == "feddisk" else None
-net = network(work.model).to(memory_format=layout)
+x, y = (column.to(given.device) for column in table(given.folder, work.data, "train"))
+mine = rows(work).to(given.device)
+row_weights = weights(work).to(given.device) if work.method == "feddisk" else None
+net = network(work.model).to(given.device, memory_format=layout)
 state = {k: v.clone() for k, v in net.state_dict().items()}
 control = {k: torch.zeros_like(v) for k, v in net.named_parameters()}  # SCAFFOLD's c
 controls: dict[int, dict[str, Tensor]] = {}  # SCAFFOLD's c_i
 
 
-def train(client: int) -> tuple[int, float]:
+def train(client: int) -> tuple[int, Tensor]:
     """One epoch at one client, from the weights in `net`: how many steps, and the sum of their losses."""
     optimiser = torch.optim.SGD(net.parameters(), lr=LR)
     own = controls.get(client) or {k: torch.zeros_like(v) for k, v in control.items()}
-    steps, total = 0, 0.0
-    for at in torch.randperm(work.images).split(BATCH):
+    steps, total = 0, torch.zeros((), device=given.device)  # no step waits for the device
+    for at in torch.randperm(work.images, device=given.device).split(BATCH):
         batch = mine[client][at]
         outputs = net(x[batch].contiguous(memory_format=layout))
         if row_weights is None:
@@ -42,7 +43,7 @@ def train(client: int) -> tuple[int, float]:
             for k, w in net.named_parameters():
                 w.grad += control[k] - own[k]
         optimiser.step()
-        steps, total = steps + 1, total + loss.item()
+        steps, total = steps + 1, total + loss.detach()
     if work.method == "scaffold":
         way = LR * steps
         new = {k: own[k] - control[k] + (state[k] - w.detach()) / way for k, w in net.named_parameters()}
@@ -56,7 +57,7 @@ watch = Watch()
 for _ in range(work.rounds):
     summed = {k: torch.zeros_like(v) for k, v in state.items()}
     changes = {k: torch.zeros_like(v) for k, v in control.items()}
-    steps, total = 0, 0.0
+    steps, total = 0, torch.zeros((), device=given.device)
     for client in random.sample(range(work.clients), work.sampled):
         net.load_state_dict(state)
         done, loss = train(client)
@@ -65,6 +66,6 @@ for _ in range(work.rounds):
             summed[k] += v / work.sampled
     state = summed
     control = {k: c + changes[k] for k, c in control.items()}
-    watch.tick(steps, total / steps)
+    watch.tick(steps, float(total) / steps)
 net.load_state_dict(state)
 watch.end(accuracy=accuracy(net, given.folder, work.data))

@@ -27,7 +27,7 @@ def main() -> None:
     plan = SGD(lr=LR, batch=BATCH)
     method = kind(task=task, local=plan, cohort=work.sampled / work.clients, **settings)
     watch = Watch()
-    with Simulation(clients, workers=given.threads) as fed:
+    with Simulation(clients, workers=given.threads, device=given.device, precision=given.precision) as fed:
         # The loop of `federate` without its evaluation.
         fed.bind(method)
         state = method.setup(fed)

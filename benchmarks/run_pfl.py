@@ -33,10 +33,10 @@ work = given.work
 torch.set_num_threads(1)
 random.seed(0)
 np.random.seed(0)  # all processes must draw the same cohorts
-x, y = table(given.folder, work.data, "train")
-mine = rows(work)
-row_weights = weights(work) if work.method == "feddisk" else None
-seen = [0, 0.0]  # steps, sum of losses
+x, y = (column.to(given.device) for column in table(given.folder, work.data, "train"))
+mine = rows(work).to(given.device)
+row_weights = weights(work).to(given.device) if work.method == "feddisk" else None
+seen: list[Any] = [0, 0.0]  # steps, sum of losses
 
 
 class Net(nn.Module):
@@ -44,13 +44,13 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = network(work.model)
+        self.net = network(work.model).to(given.device)
 
     def loss(self, inputs: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
         outputs = self.net(inputs)
         found = cross_entropy(outputs, targets) if weight is None else weighted_loss(outputs, targets, weight)
         seen[0] += 1
-        seen[1] += found.item()
+        seen[1] += found.detach()  # no step waits for the device
         return found
 
     def metrics(self, *_: Tensor) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Told(TrainingProcessCallback):
     """Says when a round has ended."""
 
     def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Metrics]:
-        sums = torch.tensor([float(seen[0]), seen[1]])
+        sums = torch.tensor([float(seen[0]), float(seen[1])])
         if ops.distributed.world_size > 1:
             torch.distributed.all_reduce(sums)
         steps, total = sums.tolist()
@@ -73,7 +73,7 @@ class Told(TrainingProcessCallback):
 
 def dataset(user: int) -> PyTorchTensorDataset:
     """A user's rows, in a new order: pfl does not shuffle."""
-    at = torch.randperm(work.images)
+    at = torch.randperm(work.images, device=given.device)
     batch = mine[user][at]
     columns = (x[batch], y[batch]) if row_weights is None else (x[batch], y[batch], row_weights[user][at])
     return PyTorchTensorDataset(columns, user_id=str(user))

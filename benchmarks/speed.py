@@ -66,7 +66,7 @@ PEERS = {
 # ---- venvs ----
 
 
-def python(name: str) -> Path:
+def python(name: str, device: str = "cpu") -> Path:
     """The peer's interpreter; its venv is made if it is not there, and must hold the one pinned torch."""
     peer = PEERS[name]
     if not peer.needs:
@@ -82,6 +82,8 @@ def python(name: str) -> Path:
             subprocess.run([*pip, "--no-deps", *peer.bare], check=True)
         subprocess.run([*pip, "--constraint", ROOT / "constraints.txt", "torch", "numpy", *peer.needs], check=True)
         ready.write_text(wanted)
+    if device != "cpu":  # the torch that pip finds for the GPU
+        return found
     pinned = (ROOT / "constraints.txt").read_text().split("torch==")[1].split()[0]
     said = "import torch; print(torch.__version__.split('+')[0], torch.version.cuda)"
     told = subprocess.run([found, "-c", said], check=True, capture_output=True, text=True).stdout.split()
@@ -132,22 +134,32 @@ def resident(pids: Sequence[int], shared: bool) -> int:
     return total
 
 
-def command(name: str, work: str, threads: int, data: Path, smaller: dict[str, int]) -> list[str]:
+def command(name: str, work: str, threads: int, data: Path, smaller: dict[str, int], device: str) -> list[str]:
     peer = PEERS[name]
-    start = [str(python(name))]
+    start = [str(python(name, device))]
     if peer.torchrun and threads > 1:
         start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={threads}"]
     options = [f"--{k}={v}" for k, v in smaller.items() if v] + ([f"--form={peer.form}"] if peer.form else [])
-    return [*start, str(HERE / peer.script), f"--work={work}", f"--threads={threads}", f"--data={data}", *options]
+    return [
+        *start,
+        str(HERE / peer.script),
+        f"--work={work}",
+        f"--threads={threads}",
+        f"--data={data}",
+        f"--device={device}",
+        *options,
+    ]
 
 
-def measure(name: str, work: str, threads: int, data: Path, smaller: dict[str, int]) -> dict[str, Any]:
+def measure(
+    name: str, work: str, threads: int, data: Path, smaller: dict[str, int], device: str = "cpu"
+) -> dict[str, Any]:
     """Run a peer once: its rounds, seconds from its start to the end of the first, peak memory of all its processes."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "OMP_NUM_THREADS")}
     environment["PYTHONPATH"] = str(ROOT / "src") if name == "kilter" else ""
     if name not in ("flwr", "kilter"):  # Ray says it to its actors, Kilter to its workers
         environment["OMP_NUM_THREADS"] = "1" if PEERS[name].torchrun else str(threads)
-    order = command(name, work, threads, data, smaller)
+    order = command(name, work, threads, data, smaller, device)
     lines: list[dict[str, Any]] = []
     first: list[float] = []
     with tempfile.TemporaryFile("w+") as errors:

@@ -140,7 +140,7 @@ def network(name: str) -> nn.Module:
 def accuracy(net: nn.Module, folder: Path, data: str) -> float:
     """On 2,000 test images."""
     x, y = table(folder, data, "test")
-    net.eval()
+    net.cpu().eval()
     right = [net(part).argmax(1) == label for part, label in zip(x[:2000].split(250), y[:2000].split(250), strict=True)]
     return float(torch.cat(right).float().mean())
 
@@ -160,6 +160,8 @@ class Order:
     threads: int  # of torch, or processes
     folder: Path  # of the .npy files
     form: str
+    device: str  # cpu or cuda
+    precision: str
 
 
 def order() -> Order:
@@ -169,11 +171,13 @@ def order() -> Order:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--form", default="")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="fp32", help="Kilter only")
     parser.add_argument("--images", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=0)
     a = parser.parse_args()
     given = {name: value for name in ("images", "rounds") if (value := getattr(a, name))}
-    return Order(replace(WORKS[a.work], **given), a.threads, a.data, a.form)
+    return Order(replace(WORKS[a.work], **given), a.threads, a.data, a.form, a.device, a.precision)
 
 
 class Watch:

@@ -27,7 +27,8 @@ import pytest
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
 from kilter.federate import federate
-from kilter.runtimes.ray import _read_rows, _rows, connect, simulate_at
+from kilter.records import wire
+from kilter.runtimes.ray import GPU_SHARE, RayCluster, Seats, _read_rows, _rows, connect, simulate_at
 from small import bench, public, same, skewed, timeless
 
 HERE = importlib.util.find_spec("ray") is not None
@@ -143,6 +144,28 @@ def outcome(fed: Any, run: Any, watch: Any = None) -> Any:
     result = federate(run, fed, EXPERIMENT["rounds"], evaluate_every=2, watch=watch)  # type: ignore[arg-type]
     books = [timeless(r) for r in result.rounds]
     return result.state, fed.states, books, result.clients
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_processes_share_the_gpus_of_a_cluster() -> None:
+    import ray
+
+    experiment = Experiment.of({**EXPERIMENT, "method": "fedavg"})  # trains on the CPU: these GPUs are only counted
+    ray.init(address="local", num_cpus=6, num_gpus=1, include_dashboard=False, log_to_driver=False)
+    try:
+        _, fed = experiment.build("auto", simulate_at(""))
+        with fed:
+            assert isinstance(fed, RayCluster)
+            seats = Seats(None, wire.encode(fed._terms), *_rows(fed.clients, fed.bench, fed.public), gpu=True)
+            seats._invite()
+            assert len(seats._coming) == 1 / GPU_SHARE  # not six, the number of processors
+            ray.wait(list(seats._coming), num_returns=len(seats._coming), timeout=240)
+            until(lambda: ray.available_resources().get("GPU", 0.0) == 0.0)
+            seats.close()
+    finally:
+        ray.shutdown()
 
 
 @needs_ray

@@ -143,6 +143,7 @@ class Seats:
         self._ray = ray
         self._most = most
         self._terms = [ray.put(_array(terms)), ray.put(_array(rows)), *(ray.put(t) for t in tables)]
+        self._gpu = gpu
         self._kind = ray.remote(num_cpus=1, num_gpus=GPU_SHARE if gpu else 0, max_restarts=0)(Seat)
         self._idle: list[Handle] = []
         self._busy: dict[Handle, tuple[Handle, list[str]]] = {}  # an answer to come: who gives it, about whom
@@ -150,8 +151,11 @@ class Seats:
         self._call = 0
 
     def _invite(self) -> None:
-        """As many as there are processors; also on machines that joined since."""
-        there = int(self._ray.cluster_resources().get("CPU", 0))
+        """As many as there are processors, and shares of GPUs where these are used; also on machines that joined since."""
+        resources = self._ray.cluster_resources()
+        there = int(resources.get("CPU", 0))
+        if self._gpu:
+            there = min(there, int(resources.get("GPU", 0) / GPU_SHARE))
         wanted = there if self._most is None else min(self._most, there)
         for _ in range(wanted - len(self._idle) - len(self._busy) - len(self._coming)):
             self._ask(self._kind.remote())
@@ -255,7 +259,7 @@ class Seat:
                 public=public,
                 seed=experiment.seed,
                 plain=experiment.plain,
-                device=experiment.device,
+                device=experiment.device.partition(":")[0],  # Ray shows a process its own GPU only
                 precision=experiment.precision,
             )
             fed.topology = Topology(**setup["topology"])
