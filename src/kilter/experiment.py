@@ -20,7 +20,7 @@ from kilter.data.catalog import GROUPED
 from kilter.data.partition_rules import parse as parse_partition
 from kilter.data.preparation import read_schema
 from kilter.data.row_facts import RowFacts, row_facts
-from kilter.data.split import public_file
+from kilter.data.split import SKIPPED, public_file
 from kilter.data.targets import TASKS
 from kilter.errors import Mistake, unknown
 from kilter.federate import CHECKPOINT_SECONDS, NothingTrained, Result, Watch, federate
@@ -294,6 +294,8 @@ class Experiment:
         for node, statistics in split.statistics.items():
             fed.opening.letter(node, SERVER, wire.size(dict(statistics)))
             fed.opening.letter(SERVER, node, wire.size(dataset.preparation.plain() if dataset.preparation else None))
+        for client in split.skipped():
+            fed.opening.notice(client or SERVER, "read", SKIPPED)
         return method, fed
 
     def _try(self, method: Method, split: Split) -> None:
@@ -315,7 +317,6 @@ class Experiment:
         extend: bool = False,
     ) -> Result:
         """Run all rounds, from the store's checkpoint if it has one. `extend`: the run may have fewer rounds so far."""
-        info = self.model_info(method)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NothingTrained)  # it is raised below
             result = federate(
@@ -330,7 +331,7 @@ class Experiment:
                 name=self.method,
                 experiment=asdict(self),
                 extend=(lambda: write(store.path("experiment.toml"), self.write())) if extend else None,
-                info=info,
+                info=self.model_info(method),
             )
         if result.summary.outcome != "trained":
             raise NothingTrained(nothing_trained(result.rounds))
@@ -352,10 +353,9 @@ class Experiment:
         kind = choose_kind(self.task, task)
         kind.check(self.loss, self.metrics)
         known = TargetFacts(classes, *target, class_weights(class_counts))
-        outputs = kind.outputs(known, self.loss)
 
         def net() -> torch.nn.Module:
-            fresh = build_model(self.model, shape, outputs)
+            fresh = build_model(self.model, shape, kind.outputs(known, self.loss))
             loaded = load_weights(fresh, self.weights) if self.weights else fresh
             return add_adapters(loaded, self.lora) if self.lora else loaded
 

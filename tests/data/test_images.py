@@ -96,6 +96,23 @@ def test_a_damaged_image_is_named_skipped_and_counted(tmp_path):
     assert load(root).notes == data.notes  # also from the cache
 
 
+def test_skipped_images_are_in_the_summary_of_a_run(tmp_path):
+    from kilter.experiment import Experiment
+    from kilter.records.run_folder import Store, read_summary
+
+    root = gallery(tmp_path / "g", ("north", "St. Mary's"))
+    for name in ("0.png", "1.png"):
+        (root / "St. Mary's" / "cat" / name).write_bytes(b"not an image")
+    for partition, where in (("auto", "St.-Mary-s"), ("iid", "server")):
+        run = Experiment.of({"data": str(root), "rounds": 1, "partition": partition, "clients": 2, "model": "linear"})
+        method, fed = run.build()
+        with fed:
+            run.run(method, fed, Store(tmp_path / partition))
+        (notice,) = read_summary(tmp_path / partition).notices
+        assert (notice.what, notice.count) == ("an image could not be read and was skipped", 2)
+        assert notice.nodes == [where]
+
+
 def test_the_cache_is_used_until_a_file_changes(tmp_path, monkeypatch):
     root = gallery(tmp_path / "g")
     first = load(root)
@@ -192,3 +209,32 @@ def test_other_bad_folders(tmp_path):
     gallery(tmp_path / "g")
     with pytest.raises(Mistake, match="class 'cat' is not among the classes 'dog'"):
         load(tmp_path / "g", classes=["dog"])
+
+
+def resident(array: np.ndarray) -> int:
+    """How many kilobytes of a mapped array are in the memory of this process."""
+    address, kilobytes, inside = array.ctypes.data, 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0] and not line.split()[0].endswith(":"):
+            low, high = (int(part, 16) for part in line.split()[0].split("-"))
+            inside = low <= address < high
+        elif inside and line.startswith("Rss:"):
+            kilobytes += int(line.split()[1])
+    return kilobytes
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux counts this")
+def test_reading_a_mapped_file_leaves_nothing_in_memory(tmp_path):
+    from kilter.data.mapped import open_mapped, release
+
+    np.save(tmp_path / "x.npy", np.arange(2**20))
+    array = open_mapped(tmp_path / "x.npy")
+    x = torch.from_numpy(array)
+    total = int(x.sum())
+    assert resident(array) > 4000
+    release(x)
+    assert resident(array) < 1000
+    assert int(x.sum()) == total == 2**19 * (2**20 - 1)
+    own = torch.arange(10)
+    release(own)  # not mapped: stays as it is
+    assert own.tolist() == list(range(10))

@@ -195,3 +195,23 @@ def test_a_run_with_tables_leaves_out_the_site_that_does_not_fit(place: Callable
     assert age.count == 2 * 26
     assert age.mean == pytest.approx(70, abs=3)
     assert age.std == pytest.approx(np.std([*range(40), *range(100, 140)]), rel=0.1)
+
+
+def test_a_site_reports_skipped_images_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import Image
+
+    from kilter.records import wire
+
+    monkeypatch.setenv("KILTER_CACHE", str(tmp_path / "cache"))
+    for at in range(20):
+        path = tmp_path / "images" / "ab"[at % 2] / f"{at}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (at, 0, 100)).save(path)
+    (tmp_path / "images" / "a" / "bad.png").write_bytes(b"not an image")
+    dataset = kdata.load(tmp_path / "images", prepare=False)
+    site = Site("a", dataset, tmp_path / "state", AUTOMATIC, data_path=str(tmp_path / "images"))
+    site.agree(make_terms(site))
+    for seq, expected in ((1, [{"notice": "an image could not be read and was skipped"}]), (2, [])):
+        _, body = site.carry_out(order(":summarise", round=0, seq=seq), wire.encode(None))
+        assert wire.decode(body)["notes"] == expected
+    site.close()

@@ -19,13 +19,15 @@ from kilter.data.columns import Columns
 from kilter.data.files import AnyArray, Arrays, is_table, read
 from kilter.data.holdout import hold_out
 from kilter.data.images import ImageFile, ImageOptions, find_images, is_image_folder, load_images
+from kilter.data.mapped import release
 from kilter.data.objects import ClientOf, as_arrays, as_table
 from kilter.data.own_table import OwnTable, divide_table, image_column, listed_images, open_table
 from kilter.data.preparation import Preparation, fit_whole
 from kilter.data.saved import PREFIX, fetch_rows, is_saved, read_saved
 from kilter.data.schema import Schema
 from kilter.data.statistics import summarise
-from kilter.data.tables import SUFFIXES, Table, TableOptions
+from kilter.data.table_file import SUFFIXES
+from kilter.data.tables import Table, TableOptions
 from kilter.data.targets import TASKS, next_tokens
 from kilter.errors import Mistake, unknown
 
@@ -52,6 +54,7 @@ class Dataset:
     raw: Columns | None = None  # of a user's table: its columns before preparation
     preparation: Preparation | None = None  # of a user's table: what `x` was made with; None: `x` is only a placeholder
     notes: tuple[str, ...] = ()  # what was decided or skipped while reading, for the first lines of a run
+    skipped: tuple[str, ...] = ()  # the client of each image that could not be read; empty where the data names none
     task: str = ""  # what `y` is, where it is not a class: see kilter.data.targets
     strata: Tensor | None = None  # int64 (N,): a small class of each row, for partition rules, where `y` is none
     client_source: str = ""  # where the clients come from: a column, files or folders; empty: the data name none
@@ -224,6 +227,7 @@ def from_images(name: str, files: list[ImageFile], options: TableOptions, classe
         std=std,
         client_source="folders" if decoded.groups is not None else "",
         notes=decoded.notes,
+        skipped=decoded.skipped,
     )
 
 
@@ -361,6 +365,7 @@ def byte_moments(x: Tensor, train: NDArray[np.int64]) -> tuple[tuple[float, ...]
     counts = np.zeros((x.shape[1], 256))
     for start in range(0, len(train), 64):
         part = x[torch.from_numpy(train[start : start + 64])].transpose(0, 1).flatten(1).numpy()
+        release(x)
         counts += np.stack([np.bincount(channel, minlength=256) for channel in part])
     values = np.arange(256) / 255
     mean = counts @ values / counts.sum(1)

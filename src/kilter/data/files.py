@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kilter.data.tables import SUFFIXES
+from kilter.data.table_file import SUFFIXES
 from kilter.errors import Mistake
 
 AnyArray = NDArray[Any]

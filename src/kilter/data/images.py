@@ -9,19 +9,21 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from kilter.data.files import AnyArray
 from kilter.data.holdout import Index, hold_out, hold_out_share
+from kilter.data.mapped import open_mapped
 from kilter.data.schema import class_order, quoted
 from kilter.data.volumes import SUFFIXES as VOLUMES
 from kilter.data.volumes import is_volume, read_volume
@@ -33,7 +35,7 @@ DEFAULT_SIZE = 64  # for images of different sizes
 LARGEST_SIZE = 256  # larger images are resized to DEFAULT_LARGE
 DEFAULT_LARGE = 224
 HEADERS = 5_000  # images whose size and mode are looked at before decoding
-CHUNK = 256  # images decoded at a time
+AHEAD = 128  # images decoded before they are written
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class ImageSet:
     groups: Index | None
     group_names: tuple[str, ...]
     notes: tuple[str, ...]  # what was decided and what was skipped, for the first lines of a run
+    skipped: tuple[str, ...]  # the client of each image that cannot be read; empty where folders name none
 
 
 def is_image(path: Path) -> bool:
@@ -133,8 +136,10 @@ def load_images(name: str, files: list[ImageFile], options: ImageOptions, classe
     if len(volumes) > 1:
         raise Mistake(f"'{name}' holds images and volumes ({', '.join(VOLUMES)}): keep one kind.")
     notes: list[str] = []
-    size, mode = ((0, 0), "") if volumes == {True} else choose_format(files, options, notes)
-    x, kept, skipped = _decoded(files, size, mode)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)  # such an image is skipped
+        size, mode = ((0, 0), "") if volumes == {True} else choose_format(files, options, notes)
+        x, kept, skipped = _decoded(files, size, mode)
     if skipped:
         shown = "; ".join(f"'{path}' ({why})" for path, why in skipped[:3]) + (" ..." if len(skipped) > 3 else "")
         notes.append(f"Skipped {len(skipped)} of {len(files)} images that cannot be read: {shown}.")
@@ -142,6 +147,8 @@ def load_images(name: str, files: list[ImageFile], options: ImageOptions, classe
         raise Mistake(
             f"None of the {len(files)} images of '{name}' can be read, such as {notes[-1].partition(': ')[2]}"
         )
+    is_kept = set(kept)
+    skipped_clients = tuple(file.client for at, file in enumerate(files) if at not in is_kept)
     files = [files[at] for at in kept]
     names = classes or class_order([f.label for f in files])
     foreign = sorted({f.label for f in files} - set(names))
@@ -151,7 +158,7 @@ def load_images(name: str, files: list[ImageFile], options: ImageOptions, classe
     y = np.array([place[f.label] for f in files], dtype=np.int64)
     groups, group_names = _groups(files)
     train, test = _divide(name, files, y, groups, options)
-    return ImageSet(x, y, train, test, names, groups, group_names, tuple(notes))
+    return ImageSet(x, y, train, test, names, groups, group_names, tuple(notes), skipped_clients)
 
 
 def _groups(files: Sequence[ImageFile]) -> tuple[Index | None, tuple[str, ...]]:
@@ -216,27 +223,25 @@ def decode(path: Path, size: tuple[int, int], mode: str) -> AnyArray:
     """One image as bytes of shape (channels, height, width), or a volume."""
     if is_volume(path):
         return read_volume(path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        with Image.open(path) as image:
-            if image.format == "JPEG":
-                image.draft(mode, (2 * size[1], 2 * size[0]))  # decodes at a fraction of the size where that is enough
-            if image.mode in ("I", "I;16", "F"):
-                pixels = np.asarray(image, dtype=np.float64)
-                top = 65535.0 if image.mode.startswith("I") else max(float(pixels.max()), 1e-12)
-                loaded = Image.fromarray((pixels.clip(0, top) * (255 / top)).astype(np.uint8)).convert(mode)
-            else:
-                loaded = image.convert(mode)
-            if (loaded.height, loaded.width) != size:
-                loaded = loaded.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-            pixels = np.asarray(loaded)
+    with Image.open(path) as image:
+        if image.format == "JPEG":
+            image.draft(mode, (2 * size[1], 2 * size[0]))  # decodes at a fraction of the size where that is enough
+        if image.mode in ("I", "I;16", "F"):
+            pixels = np.asarray(image, dtype=np.float64)
+            top = 65535.0 if image.mode.startswith("I") else max(float(pixels.max()), 1e-12)
+            loaded = Image.fromarray((pixels.clip(0, top) * (255 / top)).astype(np.uint8)).convert(mode)
+        else:
+            loaded = image.convert(mode)
+        if (loaded.height, loaded.width) != size:
+            loaded = loaded.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+        pixels = np.asarray(loaded)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def _try(path: Path, size: tuple[int, int], mode: str) -> AnyArray | str:
     """An image, or why it cannot be read."""
     try:
-        return decode(path, size, mode)
+        return np.ascontiguousarray(decode(path, size, mode))
     except Mistake:
         raise
     except Exception as error:  # Pillow raises many kinds for damaged files
@@ -257,9 +262,7 @@ def _decoded(files: Sequence[ImageFile], size: tuple[int, int], mode: str) -> tu
         index.write_text(json.dumps({"kept": kept, "skipped": skipped}))
     record = json.loads(index.read_text())
     kept, skipped = record["kept"], [(str(name), str(why)) for name, why in record["skipped"]]
-    x: AnyArray = (
-        np.load(path, mmap_mode="c") if kept else np.zeros((0, 1, 1, 1), np.uint8)
-    )  # "c": nobody writes to the file
+    x = open_mapped(path) if kept else np.zeros((0, 1, 1, 1), np.uint8)
     return x, kept, skipped
 
 
@@ -292,7 +295,7 @@ def _write(path: Path, files: Sequence[ImageFile], size: tuple[int, int], mode: 
                         f"'{files[at].path}' has the shape {pixels.shape} and others have {shape}: use one shape for all."
                     )
                 shape, kind = pixels.shape, pixels.dtype
-                file.write(np.ascontiguousarray(pixels).tobytes())
+                file.write(pixels.data)
                 kept.append(at)
             file.seek(0)
             file.write(_header((len(kept), *shape), kind))
@@ -310,8 +313,15 @@ def _header(shape: tuple[int, ...], kind: np.dtype[np.generic]) -> bytes:
     return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode() + b"\n"
 
 
-def _decode_all(paths: Sequence[Path], size: tuple[int, int], mode: str) -> Iterator[NDArray[np.generic] | str]:
-    """Images in order, decoded by as many threads as there are processors (Pillow lets them run at the same time)."""
+def _decode_all(paths: Sequence[Path], size: tuple[int, int], mode: str) -> Iterator[AnyArray | str]:
+    """Images in order, decoded by as many threads as there are processors (Pillow lets them run at the same time).
+
+    The threads are at most AHEAD images ahead of whoever writes them down, so they never wait and memory stays bounded.
+    """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for start in range(0, len(paths), CHUNK):
-            yield from pool.map(lambda path: _try(path, size, mode), paths[start : start + CHUNK])
+        waiting = iter(paths)
+        ahead = deque(pool.submit(_try, path, size, mode) for path in islice(waiting, AHEAD))
+        while ahead:
+            pixels = ahead.popleft().result()
+            ahead.extend(pool.submit(_try, path, size, mode) for path in islice(waiting, 1))
+            yield pixels

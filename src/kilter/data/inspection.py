@@ -19,6 +19,7 @@ from sklearn.model_selection import cross_val_predict
 from kilter.core import as_float
 from kilter.data.columns import Parsed
 from kilter.data.datasets import Dataset
+from kilter.data.mapped import release
 from kilter.data.skew import Skew, measure
 from kilter.data.split import Split, split
 
@@ -271,6 +272,7 @@ def row_digests(dataset: Dataset) -> list[bytes]:
     digests = []
     for start in range(0, len(dataset.y), 4096):
         part = dataset.x[start : start + 4096].contiguous().numpy()
+        release(dataset.x)
         digests += [blake2b(row.tobytes(), digest_size=16).digest() for row in part]
     return digests
 
@@ -281,6 +283,7 @@ def perceptual_hashes(dataset: Dataset) -> NDArray[np.uint64]:
     weights = 2 ** np.arange(64, dtype=np.uint64)
     for start in range(0, len(dataset.y), 1024):
         grey = as_float(dataset.x[start : start + 1024]).mean(1, keepdim=True)
+        release(dataset.x)
         small = torch.nn.functional.adaptive_avg_pool2d(grey, (8, 9))[:, 0]
         bits = (small[:, :, 1:] > small[:, :, :-1]).flatten(1).numpy()
         hashes.append((bits * weights).sum(1, dtype=np.uint64))

@@ -46,8 +46,11 @@ def open_table(path: Path, options: TableOptions) -> tuple[Table, Table]:
     if not files:
         raise Mistake(f"Folder '{path}' has no tables (.csv, .tsv, .parquet): put one file per client there.")
     apart = options.test_file or (str(test_file) if test_file else "")
-    table = read_table(files, options.drop)
-    return table, read_table([*files, Path(apart).expanduser()], options.drop) if apart else table
+    if not apart:
+        table = read_table(files, options.drop)
+        return table, table
+    whole = read_table([*files, Path(apart).expanduser()], options.drop)
+    return whole.first(len(files)), whole
 
 
 def divide_table(
@@ -123,6 +126,8 @@ def _finish(table: Table, whole: Table, options: TableOptions, schema: Schema | 
         train, test = hold_out_share(divided.strata, groups, options.test_size)
     else:
         train, test = hold_out(divided.strata, groups)
+    if table is not whole:
+        table.columns.clear()  # nothing else keeps the memory of columns that are parsed now
     raw = parse_features(whole, divided.features, options, schema)
     own = infer(raw, divided.target, divided.classes, parse_prepare(options.prepare))
     digest, in_order = tokenizer_digest(options.tokenizer), options.task in ("text", "next-token")

@@ -21,6 +21,7 @@ from kilter.errors import Mistake
 from kilter.seeds import numpy_generator
 
 Index = NDArray[np.int64]
+SKIPPED = "an image could not be read and was skipped"  # a notice in the summary of a run
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,11 @@ class Split:
     partition: str = ""
     repeats: bool = False  # several clients may hold the same row
     statistics: Mapping[str, Plain] = field(default_factory=dict)  # of a table: what each client said about its rows
+
+    def skipped(self) -> list[str]:
+        """The client of each image that could not be read, or an empty name if it would have been of any client."""
+        named = {g: clean_name(g) for g in self.dataset.group_names}
+        return [named[g] if named.get(g) in self.clients else "" for g in self.dataset.skipped]
 
     def check(self) -> None:
         """Check that no row is used for two of training, validation and test, or held twice (unless the rule repeats rows).
@@ -217,8 +223,17 @@ def group_ids(dataset: Dataset, parts: Parts) -> list[str]:
     """Node ids from the names of the clients' groups, made of letters, digits, '-', '_' and '.'."""
     assert dataset.groups is not None
     numbers = [int(dataset.groups[part[0]]) for part in parts]
-    clean = [re.sub(r"[^A-Za-z0-9_.-]+", "-", dataset.group_names[g]).strip("-") or f"g{g}" for g in numbers]
+    clean = [clean_name(dataset.group_names[g]) or f"g{g}" for g in numbers]
     return [name if clean.count(name) == 1 else f"{name}-{g}" for name, g in zip(clean, numbers, strict=True)]
+
+
+def clean_name(group: str) -> str:
+    """The name of a group as a node's id.
+
+    >>> clean_name("St. Mary's")
+    'St.-Mary-s'
+    """
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", group).strip("-")
 
 
 def group_tests(dataset: Dataset, held: Mapping[str, Index], seed: int) -> dict[str, Index]:

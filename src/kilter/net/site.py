@@ -17,9 +17,10 @@ from pathlib import Path
 import torch
 
 from kilter import data as kdata
-from kilter.core import Data, Fit, Method, Node, Post, Step, Tree
+from kilter.core import Data, Fit, Method, Node, Note, Post, Step, Tree
 from kilter.data.preparation import AnyPreparation, ImagePreparation, Preparation, fit_whole
 from kilter.data.schema import quoted
+from kilter.data.split import SKIPPED
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
 from kilter.fast import placement
@@ -100,6 +101,9 @@ class Site:
         self.audit = AuditLog(self.state_dir)
         self.approvals = Approvals(self.state_dir)
         self.seal = Seal(self.name, self.identity, self.state_dir)
+        self._unreported = len(self.dataset.skipped)
+        for note in self.dataset.notes:
+            log.warning("%s", note)
         self._last: tuple[tuple[str, int, int], tuple[Reply, bytes]] | None = None
 
     def close(self) -> None:
@@ -247,7 +251,7 @@ class Site:
         assert self.terms is not None
         self._check_order(order)
         if order.step == SUMMARISE:
-            return self._reply(order, Done(self.statistics()))
+            return self._reply(order, Done(self.statistics(), notes=self._skipped_images()))
         node = Node(
             self.name,
             self.data,
@@ -273,12 +277,18 @@ class Site:
             log.error("round %d, %s failed", node.round, order.step, exc_info=done.error)
             return self._reply(order, done)
         done.reply = self.policy.filter_report(order.step, done.reply)
+        done.notes += self._skipped_images()
         reply, encoded = self._reply(order, self._seal_mail(order, done))
         if fingerprint(node.state) != before:
             reply = self.state.finish(order, node.state, reply, encoded)
         seconds = time.perf_counter() - began
         log.info("round %d, %s: %d bytes, %.1f s", node.round, order.step, len(encoded), seconds)
         return reply, encoded
+
+    def _skipped_images(self) -> list[Note]:
+        """A notice for each image that could not be read, in the first reply after the start of this site."""
+        count, self._unreported = self._unreported, 0
+        return [{"notice": SKIPPED}] * count
 
     def _check_order(self, order: Order) -> None:
         """An order must belong to the approved run."""

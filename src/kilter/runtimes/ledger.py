@@ -45,10 +45,11 @@ class Ledger:
             self.evaluation["down"] += size * (receiver != SERVER)
 
     def include(self, other: Ledger) -> None:
-        """Book the letters and failures of other books, too."""
+        """Book the letters, failures and notices of other books, too."""
         self.sent.update(other.sent)
         self.received.update(other.received)
         self.failures += other.failures
+        self.notices += other.notices
 
     def fitted(self, step: str, fits: list[tuple[float, int]], seconds: float) -> None:
         """Book the fits of a step: (mean loss, steps) of each, and the seconds they took."""
