@@ -203,7 +203,7 @@ def test_a_site_reports_skipped_images_once(tmp_path: Path, monkeypatch: pytest.
     from kilter.records import wire
 
     monkeypatch.setenv("KILTER_CACHE", str(tmp_path / "cache"))
-    for at in range(20):
+    for at in range(40):
         path = tmp_path / "images" / "ab"[at % 2] / f"{at}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8), (at, 0, 100)).save(path)
