@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tomllib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +26,7 @@ from kilter.federate import CHECKPOINT_SECONDS, NothingTrained, Result, Watch, f
 from kilter.methods import find
 from kilter.models import build as build_model
 from kilter.models import load_weights
+from kilter.models.inputs import Input, PlainInput, needed_inputs
 from kilter.models.lora import add_adapters, parse_lora
 from kilter.options import check, check_values, fill, option, own_fields
 from kilter.plugins import is_file_spec
@@ -44,6 +44,7 @@ from kilter.tasks import Task
 from kilter.tasks.augment import check_augmentation
 from kilter.tasks.kinds import CLASSIFICATION, choose_kind, kind_of
 from kilter.tasks.losses import TargetFacts, class_weights
+from kilter.toml_file import read_toml
 from kilter.topology import topology
 from kilter.train import Plan, TorchOptimiser, plan_class, torch_class
 
@@ -73,6 +74,7 @@ class Experiment:
     test_size: float = option(0.0, "Share of your table's rows used for test; 0: one row in five.", at_least=0, below=1)
     text: str = option("", "Columns of your table that hold free text, separated by commas.")
     tokenizer: str = option("", "A tokenizer file (Hugging Face tokenizers) for these texts; default: words.")
+    series: str = option("", "Columns of your table that are time series, as patterns, such as hr_*,bp_*.")
     prepare: str = option("", "How to prepare your table, such as fill=median,clip=0.01,parts=yes.")
     image_size: str = option("", "Resize your images to this many pixels: 64, or 64x48 (height x width).")
     image_mode: Literal["", "grey", "rgb"] = option("", "Read your images as grey or rgb; default: grey if all are.")
@@ -206,7 +208,8 @@ class Experiment:
 
     def table_options(self) -> TableOptions:
         """How to read a user's table."""
-        drop, text = (tuple(filter(None, map(str.strip, names.split(",")))) for names in (self.drop, self.text))
+        lists = (self.drop, self.text, self.series)
+        drop, text, series = (tuple(filter(None, map(str.strip, names.split(",")))) for names in lists)
         return TableOptions(
             self.label,
             self.client,
@@ -214,6 +217,7 @@ class Experiment:
             self.test_file,
             self.test_size,
             text,
+            series,
             self.tokenizer,
             self.prepare,
             self.task if self.task in (*TASKS, "text", "segmentation") else "",
@@ -347,6 +351,7 @@ class Experiment:
         target: tuple[float, float] = (0.0, 1.0),
         class_counts: tuple[int, ...] = (),
         names: tuple[str, ...] = (),
+        inputs: Sequence[PlainInput] = (),
     ) -> Method:
         """The method for rows of this shape."""
         facts = {"shape": shape, "classes": classes, "mean": mean, "std": std, "task": task, "target": target}
@@ -355,7 +360,7 @@ class Experiment:
         known = TargetFacts(classes, *target, class_weights(class_counts))
 
         def net() -> torch.nn.Module:
-            fresh = build_model(self.model, shape, kind.outputs(known, self.loss))
+            fresh = build_model(self.model, shape, kind.outputs(known, self.loss), Input.parse(inputs))
             loaded = load_weights(fresh, self.weights) if self.weights else fresh
             return add_adapters(loaded, self.lora) if self.lora else loaded
 
@@ -373,7 +378,12 @@ class Experiment:
         check_augmentation(self.augment, shape, kind.name, CLASSIFICATION)
         of_kind = kind.arguments(self.loss, self.metrics, known)
         learned = Task(net, mean=mean, std=std, personal=personal, augment=self.augment, **of_kind)
-        learned.facts = {**facts, "class_counts": class_counts, "names": names}
+        learned.facts = {
+            **facts,
+            "class_counts": class_counts,
+            "names": names,
+            "inputs": needed_inputs(self.model, inputs),
+        }
         server = parse_server(self.server)
         return method(task=learned, local=plan, cohort=self.cohort, server=server, **settings)
 
@@ -387,13 +397,3 @@ class Experiment:
 
 _names = [f.name for f in fields(Experiment)]
 DATA_FIELDS = tuple(_names[_names.index("data") : _names.index("rows") + 1])  # everything that `dataset` depends on
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file. A Mistake says what is wrong with it."""
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as e:
-        raise Mistake(f"'{path}' cannot be read: {e.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise Mistake(f"'{path}' is not a TOML file: {e}.") from None

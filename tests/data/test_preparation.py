@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
+
 import numpy as np
 import pytest
 import torch
@@ -13,17 +15,18 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from kilter.data import Column, Preparation, Schema, TableOptions, load, split
 from kilter.data.columns import Parsed
 from kilter.data.datasets import moments
+from kilter.data.explain import explain
 from kilter.data.own_table import parse_prepare
 from kilter.data.preparation import (
     ImagePreparation,
     check_statistics,
-    explain,
     fit,
     fit_channels,
     fit_whole,
     parse_preparation,
     read_schema,
 )
+from kilter.data.schema import with_series
 from kilter.data.statistics import ACCURACY, ColumnStatistics, pool, quantile, sketch_of, summarise, words_of
 from kilter.errors import Mistake
 
@@ -258,3 +261,52 @@ def test_texts_can_be_divided_by_a_tokenizer_file(tmp_path):
         load(tmp_path / "t.csv", table=TableOptions(text=("note",), tokenizer=str(tmp_path / "bad.json")))
     with pytest.raises(Mistake, match="column for --text"):
         load(tmp_path / "t.csv", table=TableOptions(text=("notes",)))
+
+
+def series(rows: int = 30) -> tuple[dict[str, Parsed], Schema]:
+    rng = np.random.default_rng(1)
+    names = [f"{name}_{k}" for k in (10, 9, 8) for name in ("hr", "bp")] + ["age"]
+    raw = {name: Parsed("number", rng.normal(50, 10, rows)) for name in names}
+    raw["bp_9"].cells[3] = np.nan
+    columns = tuple(Column(name, "number") for name in names)
+    return raw, with_series(Schema(columns, "y", ("a", "b")), ["hr_*", "bp_*"])
+
+
+def test_columns_of_a_series_are_in_the_order_of_time_and_share_one_scale():
+    raw, schema = series()
+    parts = [summarise(raw, schema, rows) for rows in np.array_split(np.arange(30), 3)]
+    plain = [{"columns": {name: column.plain() for name, column in part.items()}} for part in parts]
+    preparation = fit(schema, plain)
+    assert preparation.shape == (3, 3, 1)
+    assert preparation.inputs == ()
+    x = preparation.apply(raw)[..., 0]
+    hr = np.stack([raw[f"hr_{k}"].cells for k in (8, 9, 10)], axis=1)
+    assert np.allclose(x[:, 0], (hr - hr.mean()) / hr.std(), atol=1e-6)  # as of all values pooled
+    bp = np.stack([raw[f"bp_{k}"].cells for k in (8, 9, 10)], axis=1)
+    assert np.allclose(x[0, 1], ((bp - np.nanmean(bp)) / np.nanstd(bp))[0], atol=1e-6)
+    assert x[3, 1, 1] == 0  # the gap is the mean of the series
+    age = raw["age"].cells
+    assert np.allclose(x[:, 2], ((age - age.mean()) / age.std())[:, None], atol=1e-6)  # the same at every time
+    assert Preparation.parse(tomllib.loads(preparation.text())) == preparation
+
+
+def test_series_of_different_lengths_or_without_numbers_are_refused():
+    _, schema = series()
+    shorter = [c.plain() for c in schema.columns if c.name != "bp_9"]
+    with pytest.raises(ValueError, match="the series 'bp' has 2 columns and 'hr' has 3"):
+        Schema.parse({**schema.plain(), "columns": shorter})
+    with pytest.raises(Mistake, match="No column matches --series 'pulse_\\*'"):
+        with_series(schema, ["pulse_*"])
+    words = Schema((Column("hr_1", "category"),), "y", ("a",))
+    with pytest.raises(Mistake, match="column 'hr_1' of the series 'hr' holds words, not numbers"):
+        with_series(words, ["hr_*"])
+
+
+def test_embedded_categories_are_places_with_a_gap_and_other():
+    raw = {"c": Parsed.of_words(["b", "a", "", "b", "a", "rare"] + ["a", "b"] * 5)}
+    preparation = fit_whole(raw, one(Column("c", "category", embed=4, least=2)), np.arange(16))
+    assert preparation.shape == (1,)
+    assert preparation.inputs == (("c", (1,), 4, 4),)  # gap, a, b, other
+    assert preparation.apply(raw)[:6, 0].tolist() == [2, 1, 0, 2, 1, 3]
+    filled = fit_whole(raw, one(Column("c", "category", embed=4, fill="most-frequent")), np.arange(16))
+    assert filled.apply(raw)[2, 0] == 1

@@ -172,7 +172,7 @@ def test_batchnorm_nets_vmap_in_train_mode(name: str) -> None:
 
 
 def test_descriptions_are_one_line_with_options() -> None:
-    sequences = {"unet", "lstm", "transformer", "causal-transformer"}
+    sequences = {"temporal-cnn", "unet", "lstm", "transformer", "causal-transformer"}
     assert set(MODELS) == {*SMALL, "resnet18", "resnet50", *sequences}
     assert all(text and "\n" not in text for text in MODELS.values())
     assert "cnn:channels (channels 16)" in MODELS["cnn"]

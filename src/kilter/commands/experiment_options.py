@@ -77,7 +77,8 @@ def assemble(file: Path | None, pairs: list[str] | None, options: Mapping[str, A
     """An experiment from a file and from options; options win."""
     from dataclasses import fields
 
-    from kilter.experiment import Experiment, read_toml
+    from kilter.experiment import Experiment
+    from kilter.toml_file import read_toml
     from kilter.train import plan_class
 
     values: dict[str, Any] = dict(read_toml(file)) if file else {}

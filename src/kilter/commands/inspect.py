@@ -16,6 +16,7 @@ OF_DATA = (
     "test_file",
     "test_size",
     "text",
+    "series",
     "tokenizer",
     "prepare",
     "image_size",

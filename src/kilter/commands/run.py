@@ -78,8 +78,8 @@ def run(
 
 def _show_table(dataset: Dataset, folder: Path) -> None:
     """Say how a table is prepared, and write its schema and preparation into the run folder."""
+    from kilter.data.explain import explain
     from kilter.data.preparation import FILE as PREPARATION_FILE
-    from kilter.data.preparation import explain
     from kilter.records.run_folder import write
 
     for note in dataset.notes:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kilter.core import as_float
+from kilter.data.array_inputs import join_inputs
 from kilter.data.array_targets import array_targets
 from kilter.data.catalog import SOURCES, find
 from kilter.data.columns import Columns
@@ -22,7 +23,7 @@ from kilter.data.images import ImageFile, ImageOptions, find_images, is_image_fo
 from kilter.data.mapped import release
 from kilter.data.objects import ClientOf, as_arrays, as_table
 from kilter.data.own_table import OwnTable, divide_table, image_column, listed_images, open_table
-from kilter.data.preparation import Preparation, fit_whole
+from kilter.data.preparation import PlainInput, Preparation, fit_whole
 from kilter.data.saved import PREFIX, fetch_rows, is_saved, read_saved
 from kilter.data.schema import Schema
 from kilter.data.statistics import summarise
@@ -54,6 +55,7 @@ class Dataset:
     raw: Columns | None = None  # of a user's table: its columns before preparation
     preparation: Preparation | None = None  # of a user's table: what `x` was made with; None: `x` is only a placeholder
     notes: tuple[str, ...] = ()  # what was decided or skipped while reading, for the first lines of a run
+    arrays: tuple[PlainInput, ...] = ()  # the arrays x.NAME that lie side by side in a row of `x`
     skipped: tuple[str, ...] = ()  # the client of each image that could not be read; empty where the data names none
     task: str = ""  # what `y` is, where it is not a class: see kilter.data.targets
     strata: Tensor | None = None  # int64 (N,): a small class of each row, for partition rules, where `y` is none
@@ -65,6 +67,11 @@ class Dataset:
         x = preparation.apply(self.raw)
         y = torch.from_numpy(next_tokens(x)) if self.task == "next-token" else self.y
         return replace(self, x=torch.from_numpy(x), y=y, preparation=preparation)
+
+    @property
+    def inputs(self) -> tuple[PlainInput, ...]:
+        """The parts of a row by name: columns of a table, or arrays."""
+        return self.preparation.inputs if self.preparation else self.arrays
 
     @property
     def labels(self) -> Tensor:
@@ -236,7 +243,7 @@ def from_images(name: str, files: list[ImageFile], options: TableOptions, classe
 
 def assemble(name: str, arrays: Arrays, task: str = "") -> Dataset:
     """A Dataset from arrays. Every array is checked. `task` says what y is, where it is not a class."""
-    a = dict(arrays)
+    a, inputs = join_inputs(name, dict(arrays))
     if task == "next-token":
         for part in [key for key in a if key[0] == "x"]:
             a["y" + part[1:]] = np.zeros(len(a[part]), dtype=np.int64)
@@ -284,6 +291,7 @@ def assemble(name: str, arrays: Arrays, task: str = "") -> Dataset:
         std=std,
         task=task,
         strata=torch.from_numpy(targets.strata) if task in (*TASKS, "segmentation") else None,
+        arrays=inputs,
     )
 
 

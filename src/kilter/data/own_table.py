@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kilter.data.columns import Parsed, as_numbers, fit_kinds, infer, parse_column
 from kilter.data.holdout import Index, hold_out, hold_out_share
 from kilter.data.images import ImageFile, from_rows, is_image
-from kilter.data.schema import Column, Schema, class_order, quoted
+from kilter.data.schema import Column, Schema, class_order, quoted, with_series
 from kilter.data.statistics import TOKEN
 from kilter.data.tables import Table, TableOptions, read_table, table_files
 from kilter.data.targets import SEQUENCE, TASKS, names_of, read_targets
@@ -136,6 +136,7 @@ def _finish(table: Table, whole: Table, options: TableOptions, schema: Schema | 
         for c in own.columns
     )
     own = replace(own, columns=texts, task=divided.task, targets=divided.columns)
+    own = with_series(own, options.series) if options.series else own
     if schema is not None:
         reason = schema.mismatch(own)
         if reason:
@@ -177,14 +178,15 @@ def parse_prepare(text: str) -> Column:
             fields[name] = value == "yes"
         elif name == "clip" and _is_decimal(value):
             fields[name] = float(value)
-        elif name in ("least", "width", "vocabulary", "sequence") and value.isdigit():
+        elif name in ("least", "width", "vocabulary", "sequence", "embed") and value.isdigit():
             fields[name] = int(value)
         elif name == "fill":
             fields[name] = value
         else:
             raise Mistake(
                 f"--prepare does not know '{pair}': use fill=mean, fill=median, fill=most-frequent, clip=0.01, scale=no, "
-                "parts=yes (dates), least=5, width=1024, vocabulary=1000 or sequence=64 (texts), separated by commas."
+                "parts=yes (dates), embed=8, least=5 (categories), width=1024, vocabulary=1000 or sequence=64 (texts), "
+                "separated by commas."
             )
     try:
         return Column.parse(fields)

@@ -6,6 +6,8 @@ Each client computes statistics of its own training rows (`Dataset.statistics`);
   deviation are those of the values before clipping and filling.
 - A date is a number of days. With `parts`, the sine and cosine of its month and weekday follow.
 - A category has one column for each value in the statistics and one for "other". A gap is 0 in all, or the most frequent value.
+  With `embed`, it is one number, the place of the value, for which the network learns a vector.
+- Columns of a time series share one mean and deviation. Rows become (channels, time, 1).
 - A text is a vector of word counts of length 1. Words are hashed, or looked up in a vocabulary.
 - Colour images are standardised by channel.
 """
@@ -14,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +23,22 @@ import numpy as np
 import tomli_w
 from numpy.typing import NDArray
 
-from kilter.data.columns import Columns, Parsed
-from kilter.data.schema import MINIMUM, Column, Schema, is_finite, is_label, quoted, read_plain, same_kind
+from kilter.data.columns import Columns
+from kilter.data.encoding import encode_column
+from kilter.data.schema import Column, Schema, is_finite, is_label, quoted, read_plain, same_kind
 from kilter.data.statistics import (
     ColumnStatistics,
     is_count,
     pool,
+    pool_column,
     quantile,
     summarise,
-    words_of,
 )
 from kilter.errors import Mistake
 
 FILE = "preparation.toml"
 Plain = Mapping[str, object]  # statistics as they travel
+PlainInput = tuple[str, tuple[int, ...], int, int]  # an input by name: kilter.models.inputs.Input
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,17 @@ class FittedColumn:
         """How many numbers of a prepared row come from this column."""
         kind = self.column.kind
         if kind == "category":
-            return len(self.values) + 1
+            return 1 if self.column.embed else len(self.values) + 1
         if kind == "text" and self.column.sequence:
             return self.column.sequence
         if kind == "text":
             return (self.column.vocabulary and len(self.values)) or self.column.width
         return 5 if kind == "date" and self.column.parts else 1
+
+    @property
+    def places(self) -> int:
+        """Of a category that is embedded: its values, the gap and "other"; otherwise 0."""
+        return len(self.values) + 2 if self.column.kind == "category" and self.column.embed else 0
 
     def plain(self) -> dict[str, object]:
         fitted = {"count": self.count, "mean": self.mean, "std": self.std, "values": list(self.values)}
@@ -119,8 +127,19 @@ class Preparation:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of a prepared row."""
-        return (sum(fitted.width for fitted in self.columns),)
+        """The shape of a prepared row: (numbers,), or (channels, time, 1) if some columns are time series."""
+        steps = self.schema.steps
+        if not steps:
+            return (sum(fitted.width for fitted in self.columns),)
+        series = {fitted.column.series for fitted in self.columns} - {""}
+        return len(series) + sum(fitted.width for fitted in self.columns if not fitted.column.series), steps, 1
+
+    @property
+    def inputs(self) -> tuple[PlainInput, ...]:
+        """The columns that lie side by side in a prepared row; none if there are time series."""
+        if self.schema.steps:
+            return ()
+        return tuple((f.column.name, (f.width,), f.places, f.column.embed if f.places else 0) for f in self.columns)
 
     @property
     def class_counts(self) -> list[int]:
@@ -140,11 +159,31 @@ class Preparation:
                     f"Column '{fitted.column.name}' holds a {kind}, and the model needs a {fitted.column.kind}."
                 )
         rows = len(next(iter(raw.values())).cells)
+        if self.schema.steps:
+            return self._apply_series(raw, rows)
         x = np.zeros((rows, *self.shape), dtype=np.float32)
         at = 0
         for fitted in self.columns:
-            _fill_in(x[:, at : at + fitted.width], fitted, raw[fitted.column.name])
+            encode_column(x[:, at : at + fitted.width], fitted, raw[fitted.column.name])
             at += fitted.width
+        return x
+
+    def _apply_series(self, raw: Columns, rows: int) -> NDArray[np.float32]:
+        """(rows, channels, time, 1). A column that is no time series has the same value at every time."""
+        x = np.zeros((rows, *self.shape), dtype=np.float32)
+        channel_of: dict[str, int] = {}
+        time: dict[str, int] = {}
+        at = len({fitted.column.series for fitted in self.columns} - {""})  # other columns come after the series
+        for fitted in self.columns:
+            name, cells = fitted.column.series, np.zeros((rows, fitted.width), dtype=np.float32)
+            encode_column(cells, fitted, raw[fitted.column.name])
+            if name:
+                channel = channel_of.setdefault(name, len(channel_of))
+                x[:, channel, time.setdefault(name, 0)] = cells
+                time[name] += 1
+            else:
+                x[:, at : at + fitted.width, :, 0] = cells[:, :, None]
+                at += fitted.width
         return x
 
     def plain(self) -> dict[str, object]:
@@ -255,6 +294,12 @@ def fit_whole(raw: Columns, schema: Schema, rows: NDArray[np.int64]) -> Preparat
 
 
 def _fitted(schema: Schema, pooled: Mapping[str, ColumnStatistics]) -> Preparation:
+    by_series: dict[str, list[str]] = {}
+    for column in schema.columns:
+        if column.series:
+            by_series.setdefault(column.series, []).append(column.name)
+    for names in by_series.values():  # one mean and deviation for all times
+        pooled = {**pooled, **dict.fromkeys(names, pool_column([pooled[name] for name in names]))}
     columns, targets = (
         tuple(_fit_column(c, pooled[c.name]) for c in part) for part in (schema.columns, schema.targets)
     )
@@ -289,112 +334,3 @@ def fit_channels(parts: Sequence[Plain]) -> ImagePreparation:
     mean = (share * means).sum(0)
     std = np.sqrt(np.maximum((share * (stds**2 + means**2)).sum(0) - mean**2, 1e-12))
     return ImagePreparation(tuple(mean.tolist()), tuple(std.tolist()))
-
-
-# Applying -------------------------------------------------------------------------------------------------------------
-
-
-def _fill_in(x: NDArray[np.float32], fitted: FittedColumn, parsed: Parsed) -> None:
-    """Write the numbers of one column into `x`, which is 0."""
-    kind = fitted.column.kind
-    if "empty" in (kind, parsed.kind):
-        return  # nothing is known about this column here: every cell is a gap
-    if kind == "category":
-        _one_hot(x, fitted, parsed)
-    elif kind == "text" and fitted.column.sequence:
-        _token_ids(x, fitted, parsed)
-    elif kind == "text":
-        _count_words(x, fitted, parsed)
-    else:
-        cells = parsed.cells.astype(np.float64, copy=True)
-        days = cells.copy() if fitted.width == 5 else None
-        if fitted.low is not None and fitted.high is not None:
-            np.clip(cells, fitted.low, fitted.high, out=cells)  # NaN stays
-        cells[~np.isfinite(cells)] = fitted.fill or 0.0
-        if fitted.column.scale:
-            cells -= fitted.mean
-            cells /= fitted.std or 1.0
-        x[:, 0] = cells
-        if days is not None:
-            _date_parts(x[:, 1:], days)
-
-
-def _one_hot(x: NDArray[np.float32], fitted: FittedColumn, parsed: Parsed) -> None:
-    place = {value: at for at, value in enumerate(fitted.values)}
-    other = len(fitted.values)
-    places = np.array([*(place.get(word, other) for word in parsed.words), place.get(str(fitted.fill), -1)])
-    at = places[parsed.cells]  # -1, a gap, is the last place
-    filled = np.flatnonzero(at >= 0)
-    x[filled, at[filled]] = 1
-
-
-def _date_parts(x: NDArray[np.float32], days: NDArray[np.float64]) -> None:
-    known = np.flatnonzero(np.isfinite(days))
-    dates = np.floor(days[known]).astype("datetime64[D]")
-    month = dates.astype("datetime64[M]").astype(np.int64) % 12 / 12
-    weekday = (np.floor(days[known]) + 3) % 7 / 7  # 1970-01-01 was a Thursday
-    for at, turn in enumerate((month, weekday)):
-        x[known, 2 * at], x[known, 2 * at + 1] = np.sin(2 * np.pi * turn), np.cos(2 * np.pi * turn)
-
-
-def _token_ids(x: NDArray[np.float32], fitted: FittedColumn, parsed: Parsed) -> None:
-    """The first tokens of each text as numbers from 1 to `width` - 1, by hashing; 0 is padding."""
-    length, tokens = fitted.column.sequence, fitted.column.width
-    known: dict[str, int] = {}
-    texts = np.zeros((len(parsed.words) + 1, length), dtype=np.float32)  # the last row, of a gap, is empty
-    for at, text in enumerate(parsed.words):
-        words = words_of(text)[:length]
-        for word in words:
-            if word not in known:
-                known[word] = 1 + int.from_bytes(blake2b(word.encode(), digest_size=8).digest()) % (tokens - 1)
-        texts[at, : len(words)] = [known[word] for word in words]
-    x[:] = texts[parsed.cells]
-
-
-def _count_words(x: NDArray[np.float32], fitted: FittedColumn, parsed: Parsed) -> None:
-    from sklearn.feature_extraction.text import CountVectorizer, HashingVectorizer
-    from sklearn.preprocessing import normalize
-
-    if fitted.column.vocabulary:
-        if not fitted.values:
-            return
-        counter = CountVectorizer(analyzer=words_of, vocabulary=list(fitted.values), dtype=np.float32)
-    else:
-        counter = HashingVectorizer(
-            analyzer=words_of, n_features=fitted.width, alternate_sign=False, norm=None, dtype=np.float32
-        )
-    vectors = normalize(counter.transform(parsed.words))
-    known = np.flatnonzero(parsed.cells >= 0)
-    for start in range(0, len(known), 4096):
-        some = known[start : start + 4096]
-        x[some] = vectors[parsed.cells[some]].toarray()
-
-
-def explain(preparation: Preparation, client_source: str) -> list[str]:
-    """What happens to the columns of a table, in plain words, and how to change it."""
-    by_kind: dict[str, list[str]] = {}
-    for fitted in preparation.columns:
-        by_kind.setdefault(fitted.column.kind, []).append(fitted.column.name)
-    least = min((f.column.least for f in preparation.columns), default=MINIMUM)
-    treatment = {
-        "number": "standardised with the mean and deviation of all clients' training rows",
-        "date": "days, standardised",
-        "category": f"one-hot; values in fewer than {least} training rows of every client are 'other'",
-        "text": "tokens in order" if any(f.column.sequence for f in preparation.columns) else "word counts",
-        "empty": "no values, always 0",
-    }
-    titles = {
-        "number": "Numbers",
-        "date": "Dates",
-        "category": "Categories",
-        "text": "Texts",
-        "empty": "Empty columns",
-    }
-    what = f"task {preparation.task}" if preparation.task else f"classes {quoted(preparation.classes)}"
-    lines = [f"Label: {preparation.target} ({what}). Change it with --label and --task."]
-    for kind, names in by_kind.items():
-        lines.append(f"{titles[kind]}: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''} ({treatment[kind]}).")
-    lines.append("Change the preparation with --prepare, such as fill=median,clip=0.01; leave columns out with --drop.")
-    if client_source:
-        lines.append(f"Clients are named by {client_source}.")
-    return lines

@@ -6,6 +6,7 @@ from typing import TypedDict
 
 import torch
 
+from kilter.data.preparation import PlainInput
 from kilter.data.split import Split
 
 
@@ -20,6 +21,7 @@ class RowFacts(TypedDict):
     task: str  # what the data is for; empty: one of several classes
     target: tuple[float, float]  # mean and deviation of a numeric target
     class_counts: tuple[int, ...]  # training rows of each class, where the loss needs them
+    inputs: tuple[PlainInput, ...]  # the parts of a row by name
 
 
 def row_facts(split: Split, count: bool) -> RowFacts:
@@ -38,4 +40,5 @@ def row_facts(split: Split, count: bool) -> RowFacts:
         "task": dataset.task or ("binary" if dataset.schema and len(dataset.classes) == 2 else ""),
         "target": dataset.target_moments,
         "class_counts": tuple(counts),
+        "inputs": dataset.inputs,
     }

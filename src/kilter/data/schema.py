@@ -7,9 +7,12 @@ the training rows of all clients.
 from __future__ import annotations
 
 import math
+import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -36,6 +39,8 @@ class Column:
     scale: bool = True  # subtract the mean and divide by the standard deviation
     clip: float = 0.0  # limit numbers to the quantiles clip and 1 - clip; 0: leave them as they are
     parts: bool = False  # of a date: also year, month and weekday
+    embed: int = 0  # of a category: learn a vector of this many numbers for each value; 0: one column for each value
+    series: str = ""  # of a number: the time series it belongs to; its columns are in the order of time
     least: int = MINIMUM  # a category value or word in fewer training rows of a site counts as "other"
     width: int = 1024  # of a text: how many numbers its words are hashed to
     vocabulary: int = 0  # of a text: use this many frequent words instead of hashing; 0: hash
@@ -71,13 +76,21 @@ class Column:
 def _fits(key: str, value: object) -> bool:
     if key == "fill":
         return value in FILLS
+    if key == "series":
+        return value == "" or is_label(value)
     if key in ("scale", "parts"):
         return isinstance(value, bool)
     if key == "tokenizer":
         return (isinstance(value, str) and len(value) <= 64 and value.isalnum()) or value == ""
     if key == "clip":
         return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 0.5
-    low, high = {"least": (1, 2**40), "width": (8, 2**16), "vocabulary": (0, 2**16), "sequence": (0, 2**16)}[key]
+    low, high = {
+        "least": (1, 2**40),
+        "width": (8, 2**16),
+        "vocabulary": (0, 2**16),
+        "sequence": (0, 2**16),
+        "embed": (0, 1024),
+    }[key]
     return type(value) is int and low <= value <= high
 
 
@@ -109,6 +122,12 @@ class Schema:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns)
+
+    @property
+    def steps(self) -> int:
+        """The length of its time series; 0 if it has none."""
+        lengths = Counter(column.series for column in self.columns if column.series)
+        return max(lengths.values(), default=0)
 
     def mismatch(self, own: Schema) -> str:
         """Why data with the schema `own` does not fit this schema; empty if it does. The order of columns does not matter."""
@@ -170,7 +189,21 @@ class Schema:
         )
         if len({*schema.names, schema.target}) <= len(schema.columns) or len(set(classes)) < len(classes):
             raise ValueError("it names a column or class twice")
+        if problem := schema.series_problem():
+            raise ValueError(problem)
         return schema
+
+    def series_problem(self) -> str:
+        """What is wrong with the time series; empty if nothing is."""
+        for column in self.columns:
+            if column.series and column.kind not in ("number", "empty"):
+                return f"column '{column.name}' of the series '{column.series}' holds {HOLDS[column.kind]}, not numbers"
+        lengths = Counter(column.series for column in self.columns if column.series)
+        for name, length in lengths.items():
+            if length != self.steps:
+                longest = next(other for other in lengths if lengths[other] == self.steps)
+                return f"the series '{name}' has {length} columns and '{longest}' has {self.steps}"
+        return ""
 
     def text(self) -> str:
         """The text of schema.toml."""
@@ -230,6 +263,28 @@ def merge(schemas: Sequence[Schema]) -> Schema:
     columns = tuple(_merge_columns([columns[name] for columns in by_name]) for name in first.names)
     classes = class_order([c for schema in schemas for c in schema.classes]) if not first.task else first.classes
     return Schema(columns, first.target, classes, first.task, first.targets)
+
+
+def with_series(schema: Schema, patterns: Sequence[str]) -> Schema:
+    """The schema with time series: the columns that match one of the patterns, such as hr_*, in the order of their numbers.
+
+    >>> columns = tuple(Column(name, "number") for name in ("hr_10", "age", "hr_9"))
+    >>> [(c.name, c.series) for c in with_series(Schema(columns, "y", ("a",)), ["hr_*"]).columns]
+    [('hr_9', 'hr'), ('hr_10', 'hr'), ('age', '')]
+    """
+    columns: list[Column] = []
+    for pattern in patterns:
+        matching = [c for c in schema.columns if fnmatchcase(c.name, pattern) and c not in columns]
+        if not matching:
+            raise Mistake(f"No column matches --series '{pattern}': the table has {quoted(schema.names)}.")
+        name = pattern.replace("*", "").rstrip("_.- ") or pattern
+        ordered = sorted(matching, key=lambda c: [int(n) for n in re.findall(r"\d+", c.name)][-1:])
+        columns += [replace(column, series=name) for column in ordered]
+    named = {column.name for column in columns}
+    changed = replace(schema, columns=(*columns, *(c for c in schema.columns if c.name not in named)))
+    if problem := changed.series_problem():
+        raise Mistake(f"--series: {problem}.")
+    return changed
 
 
 def _merge_columns(columns: Sequence[Column]) -> Column:

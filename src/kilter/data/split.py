@@ -124,7 +124,7 @@ def split(
         tests = group_tests(dataset, held, seed) if rule.by == "groups" else {}
         indices = {name: carve(part, seed, name, valid, own, tests.get(name)) for name, part in held.items()}
     dataset, statistics = prepare(dataset, indices)
-    x = add_noise(dataset.x, held, seed, **arguments) if rule.noise else dataset.x
+    x = add_noise(dataset, held, seed, **arguments) if rule.noise else dataset.x
     tables = {"x": x, "y": dataset.y}
     whole = Split(
         dataset=replace(dataset, x=x),
@@ -282,10 +282,13 @@ def carve_repeating(
     return out
 
 
-def add_noise(x: Tensor, held: Mapping[str, Index], seed: int, level: float, is_std: bool, **_: object) -> Tensor:
+def add_noise(
+    dataset: Dataset, held: Mapping[str, Index], seed: int, level: float, is_std: bool, **_: object
+) -> Tensor:
     """A copy of the table with noise N(0, noise_std(k)^2) added to the rows of client k. Images are clipped to 0..1."""
+    x = dataset.x
     noisy = x.clone()
-    images = x.ndim > 2
+    images = x.ndim > 2 and dataset.schema is None
     for k, (name, rows) in enumerate(held.items()):
         std = noise_std(k, level, len(held), is_std)
         rng = numpy_generator(seed, "noise", name)

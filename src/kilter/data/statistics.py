@@ -163,10 +163,11 @@ def quantile(sketch: Mapping[int, int], share: float) -> float:
 
 def pool(parts: Sequence[Statistics]) -> dict[str, ColumnStatistics]:
     """The statistics of all rows together, from those of the parts."""
-    return {name: _pool_column([part[name] for part in parts]) for name in parts[0]}
+    return {name: pool_column([part[name] for part in parts]) for name in parts[0]}
 
 
-def _pool_column(parts: Sequence[ColumnStatistics]) -> ColumnStatistics:
+def pool_column(parts: Sequence[ColumnStatistics]) -> ColumnStatistics:
+    """The statistics of one column, from those of its parts."""
     count = sum(part.count for part in parts)
     values: Counter[str] = Counter()
     sketch: Counter[int] = Counter()

@@ -26,6 +26,7 @@ class TableOptions:
     test_file: str = ""  # a table of test rows
     test_size: float = 0.0  # the share of test rows; 0: one row in five
     text: tuple[str, ...] = ()  # columns of free text
+    series: tuple[str, ...] = ()  # columns of time series, as patterns
     tokenizer: str = ""  # a tokenizer file (Hugging Face tokenizers) for the texts; empty: words
     prepare: str = ""  # how to prepare the columns, such as fill=median,clip=0.01
     task: str = ""  # what the label is (kilter.data.targets); empty: the name or number of a class

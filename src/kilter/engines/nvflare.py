@@ -19,9 +19,9 @@ from kilter.engines.nvflare_transport import CallTransport
 from kilter.engines.settings import RunSettings, make_site
 from kilter.engines.site_endpoint import answer_letter, refuse
 from kilter.errors import Mistake
-from kilter.experiment import read_toml
 from kilter.net.site import Site
 from kilter.net.tls import Identity
+from kilter.toml_file import read_toml
 
 log = logging.getLogger("kilter.net")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kilter.data.array_inputs import join_inputs
 from kilter.data.datasets import features
 from kilter.data.files import is_table, read
 from kilter.data.images import ImageFile, ImageOptions, is_image, load_images
@@ -57,7 +58,7 @@ def _images(model: SavedModel, files: list[Path]) -> Tensor:
 
 
 def _arrays(path: Path) -> Tensor:
-    arrays = read(path)
+    arrays, _ = join_inputs(path.stem, read(path))
     for name in ("x", "x_test"):
         if name in arrays:
             return features(path.stem, arrays[name])

@@ -8,15 +8,16 @@ therefore start with "body." or "head.". Your own network needs these parts only
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
 from torch import nn
 
 from kilter.errors import Mistake, unknown
+from kilter.models.inputs import EmbeddedNetwork, Input, takes_names, with_names
 from kilter.models.resnet import resnet18, resnet50
 from kilter.models.sequence import causal_transformer, lstm, transformer
-from kilter.models.small import Network, Shape, bench_cnn, cnn, lenet, linear, mlp, simple_cnn
+from kilter.models.small import Network, Shape, bench_cnn, cnn, lenet, linear, mlp, simple_cnn, temporal_cnn
 from kilter.models.unet import unet
 from kilter.models.weights import load_weights
 from kilter.plugins import is_file_spec, load_object
@@ -26,8 +27,10 @@ __all__ = ["MODELS", "Network", "Shape", "build", "default_model", "load_weights
 LARGE = 64  # pixels; images from this size on get a larger network by default
 
 
-def build(name: str, shape: Shape, classes: int) -> nn.Module:
+def build(name: str, shape: Shape, classes: int, inputs: Sequence[Input] = ()) -> nn.Module:
     """Build a network from `name:option:option`, or with a user's class or function `path/to/file.py:Net`.
+
+    `inputs` are the parts of a row by name, for categories that are embedded and for networks that take inputs by name.
 
     >>> build("mlp:64", (1, 28, 28), 10).head
     Linear(in_features=64, out_features=10, bias=True)
@@ -37,8 +40,15 @@ def build(name: str, shape: Shape, classes: int) -> nn.Module:
             f"No network for samples of shape {tuple(shape)} and {classes} classes:"
             " give (channels, height, width) or (features,), and at least one class."
         )
+    embedded = any(i.values for i in inputs)
+    inner = (sum(i.embedded_size for i in inputs),) if embedded else shape
     if is_file_spec(name):
-        return _from_file(name, shape, classes)
+        own = _from_file(name, inner, classes)
+        if takes_names(own):
+            return with_names(own, name, inputs)
+        return EmbeddedNetwork(inputs, own) if embedded else own
+    if embedded:
+        return EmbeddedNetwork(inputs, build(name, inner, classes))
     name, *options = (default_model(shape) if name == "auto" else name).split(":")
     if name not in BUILDERS:
         raise unknown("model", name, BUILDERS)
@@ -48,11 +58,15 @@ def build(name: str, shape: Shape, classes: int) -> nn.Module:
 def default_model(shape: Shape) -> str:
     """The model for rows of this shape: mlp for tables, resnet18 for images from 64 pixels, cnn for smaller ones.
 
-    >>> default_model((13,)), default_model((1, 28, 28)), default_model((3, 224, 224))
-    ('mlp', 'cnn', 'resnet18')
+    Samples of shape (channels, time, 1) are time series: temporal-cnn.
+
+    >>> default_model((13,)), default_model((1, 28, 28)), default_model((3, 224, 224)), default_model((2, 24, 1))
+    ('mlp', 'cnn', 'resnet18', 'temporal-cnn')
     """
     if len(shape) == 1:
         return "mlp"
+    if shape[2] == 1:
+        return "temporal-cnn"
     return "resnet18" if min(shape[1:]) >= LARGE else "cnn"
 
 
@@ -109,6 +123,7 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "cnn": cnn,
     "bench-cnn": bench_cnn,
     "lenet": lenet,
+    "temporal-cnn": temporal_cnn,
     "simple-cnn": simple_cnn,
     "resnet18": resnet18,
     "resnet50": resnet50,

@@ -72,6 +72,23 @@ def simple_cnn(shape: Shape, classes: int) -> Network:
     return Network(body, nn.Linear(256, classes))
 
 
+class TimeMean(nn.Module):
+    """The mean over time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, features) from (batch, features, time, 1)."""
+        return x.mean((-2, -1))
+
+
+def temporal_cnn(shape: Shape, classes: int, channels: int = 32) -> Network:
+    """CNN for time series of (channels, time, 1) or (1, time, channels): two convolutions over 5 steps, the mean over time."""
+    series, _, width = image(shape)
+    layers: list[nn.Module] = []
+    for inputs, kernel in ((series, (5, width)), (channels, (5, 1))):
+        layers += [nn.Conv2d(inputs, channels, kernel, padding=(2, 0)), nn.BatchNorm2d(channels), nn.ReLU()]
+    return Network(nn.Sequential(*layers, TimeMean()), nn.Linear(channels, classes))
+
+
 def projection(features: int, width: int) -> nn.Sequential:
     """MOON's projection. Its outputs are compared between models."""
     return nn.Sequential(*_dense(features, features), nn.Linear(features, width))

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kilter.data import Dataset, Schema
-from kilter.data.preparation import AnyPreparation, ImagePreparation, Preparation
+from kilter.data.preparation import AnyPreparation, ImagePreparation, PlainInput, Preparation
 from kilter.data.row_facts import RowFacts
+from kilter.data.schema import is_label
 from kilter.records.wire import Malformed
 from kilter.tasks.kinds import KINDS
 
@@ -21,14 +22,14 @@ class DataDescription:
     normalised: bool = False  # colour images, which are standardised by channel
     schema: Schema | None = None  # of a table: columns by name, with their kinds
     task: str = ""  # of arrays: what they are for, where it is not a class
+    inputs: tuple[PlainInput, ...] = ()  # of arrays x.NAME: what lies side by side in a row
 
     @staticmethod
     def of(dataset: Dataset) -> DataDescription:
         """What a row of this data set looks like."""
         shape = tuple(dataset.x.shape[1:]) if dataset.schema is None else (len(dataset.schema.columns),)
-        return DataDescription(
-            shape, dataset.classes, dataset.mean is not None, dataset.schema, "" if dataset.schema else dataset.task
-        )
+        task = "" if dataset.schema else dataset.task
+        return DataDescription(shape, dataset.classes, dataset.mean is not None, dataset.schema, task, dataset.arrays)
 
     @property
     def needs_statistics(self) -> bool:
@@ -60,6 +61,7 @@ class DataDescription:
             "task": task,
             "target": target,
             "class_counts": counts,
+            "inputs": preparation.inputs if isinstance(preparation, Preparation) else self.inputs,
         }
 
     def plain(self) -> dict[str, object]:
@@ -70,6 +72,7 @@ class DataDescription:
             "normalised": self.normalised,
         }
         core |= {"task": self.task} if self.task else {}
+        core |= {"inputs": [[name, list(shape), *rest] for name, shape, *rest in self.inputs]} if self.inputs else {}
         return core | ({} if self.schema is None else {"schema": self.schema.plain()})
 
     @staticmethod
@@ -89,7 +92,21 @@ class DataDescription:
             value["normalised"],
             _schema(value),
             _task(value),
+            _inputs(value),
         )
+
+
+def _inputs(value: Mapping[str, object]) -> tuple[PlainInput, ...]:
+    inputs: list[PlainInput] = []
+    for item in _items(value, "inputs", 10_000) if "inputs" in value else []:
+        match item:
+            case [str(name), [*shape], 0, 0] if (
+                is_label(name) and shape and len(shape) <= 4 and all(type(n) is int and 0 < n < 2**24 for n in shape)
+            ):
+                inputs.append((name, tuple(n for n in shape if isinstance(n, int)), 0, 0))
+            case _:
+                raise Malformed("the description of the data has impossible inputs")
+    return tuple(inputs)
 
 
 def _task(value: Mapping[str, object]) -> str:

@@ -18,15 +18,17 @@ from kilter.core import DISCLOSURES, Fit, Method, Tree
 from kilter.data.row_facts import RowFacts
 from kilter.data.split import some_of
 from kilter.errors import Mistake, unknown
-from kilter.experiment import Experiment, read_toml
+from kilter.experiment import Experiment
 from kilter.methods import find, methods
 from kilter.models import MODELS, default_model
 from kilter.models import build as build_model
+from kilter.models.inputs import Input
 from kilter.net.results import METRICS, SHARES
 from kilter.net.terms import Terms, file_digest
 from kilter.plugins import is_file_spec
 from kilter.runtimes.step_names import StepKind, StepName
 from kilter.runtimes.step_runner import resolve
+from kilter.toml_file import read_toml
 
 SAFE_KINDS = frozenset(
     {"model", "density", "sums", "counts", "label_counts", "means", "pictures", "opinions", "shares", "statistics"}
@@ -193,7 +195,7 @@ class SitePolicy:
             )
         if not is_file_spec(experiment.model):
             with torch.device("meta"):  # counts the weights without allocating them
-                net = build_model(experiment.model, facts["shape"], facts["classes"])
+                net = build_model(experiment.model, facts["shape"], facts["classes"], Input.parse(facts["inputs"]))
             size = sum(p.numel() for p in net.parameters())
             if size > self.parameters:
                 raise PolicyViolation(

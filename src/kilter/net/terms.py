@@ -188,7 +188,7 @@ def _layout(description: DataDescription) -> tuple[object, ...]:
     """What must be equal. The columns of tables may come in any order, and a site may lack classes."""
     if description.schema is not None:
         return (description.schema.target, tuple(sorted(description.schema.names)))
-    return (description.shape, description.classes, description.normalised)
+    return (description.shape, description.classes, description.normalised, description.inputs)
 
 
 def difference(usual: DataDescription, other: DataDescription) -> str:

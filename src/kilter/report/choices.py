@@ -13,8 +13,11 @@ def choices(experiment: Experiment, dataset: Dataset) -> list[str]:
     shape = tuple(dataset.x.shape[1:])
     rule = experiment.partition_of(dataset)
     if experiment.model == "auto":
+        model = default_model(shape)
         what = "tables" if len(shape) == 1 else f"images of {shape[1]}x{shape[2]} pixels"
-        lines = [f"Model: {default_model(shape)}, for {what}. Change it with --model."]
+        if model == "temporal-cnn":
+            what = f"time series of {shape[1]} steps and {shape[0]} channels"
+        lines = [f"Model: {model}, for {what}. Change it with --model."]
     else:
         lines = [f"Model: {experiment.model}."]
     if rule == "natural":

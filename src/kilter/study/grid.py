@@ -14,7 +14,7 @@ from pathlib import Path
 from kilter.core import Method
 from kilter.data.partition_rules import parse as parse_partition
 from kilter.errors import Mistake
-from kilter.experiment import PUBLIC, Experiment, read_toml
+from kilter.experiment import PUBLIC, Experiment
 from kilter.methods import find
 from kilter.options import default, own_fields
 from kilter.plugins import is_file_spec
@@ -42,6 +42,7 @@ from kilter.study.schema import (
     table,
     with_preset,
 )
+from kilter.toml_file import read_toml
 
 
 @dataclass(frozen=True)
