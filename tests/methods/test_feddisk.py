@@ -9,12 +9,13 @@ from kilter import SGD, Data, Mistake, Rows, Simulation, Task, federate
 from kilter.blocks.density import ratio
 from kilter.blocks.density.made import MADE, density_task
 from kilter.blocks.density.ratio import effective_size, normalised, weights_by_classifier
-from kilter.core import Node
+from kilter.core import Node, step
 from kilter.data.partitions import noise_std
 from kilter.methods.feddisk import FedDisk
 from kilter.models import build
 from kilter.params import count
 from kilter.runtimes.step_runner import run_step
+from kilter.seeds import generator
 from kilter.study.statistics import cost_paper, curve, ecr_paper, rounds_to_target
 from small import SHAPE, digits, federation, linear_task, method, mlp_task, same, skewed, three_ways
 
@@ -180,6 +181,52 @@ def test_density_rounds_stop_and_keep_the_best():
     assert same(m.best(better, "a"), {"w": torch.zeros(1)})
     state["stale"] = 2
     assert m.merge(Node("hub", None), state, {"a": ({"w": torch.zeros(1)}, 3, 1.0)}) is state
+
+
+def test_the_hidden_size_is_chosen_by_the_validation_loss():
+    m = method("feddisk", **QUICK | {"density_rounds": 6}, hidden_choices="2,40")
+    with federation() as fed:
+        federate(m, fed, 1)
+        best = {size: method("feddisk", **QUICK | {"density_rounds": 6, "hidden": size}) for size in (2, 40)}
+        losses = {}
+        for size, alone in best.items():
+            with federation() as again:
+                result = federate(alone, again, 1)
+            losses[size] = min(p.value for p in result.rounds[0].series if p.series.startswith("validation loss"))
+            chosen = same(weights_of(fed)["c0"], weights_of(again)["c0"])
+            losses[size] = (losses[size], chosen)
+    assert losses[40][0] < losses[2][0]
+    assert (losses[2][1], losses[40][1]) == (False, True)
+    with pytest.raises(Mistake, match="hidden_choices of FedDisk is a list of sizes"):
+        method("feddisk", hidden_choices="30,x")
+    with federation(topology="full") as fed, pytest.raises(Mistake, match="peers cannot agree on a size"):
+        federate(m, fed, 1)
+
+
+def test_a_server_reads_a_clients_mean_pixel_from_its_density_model():
+    """Eq. 20 bounds one draw from the mixture of all clients. The server sees every client's model, and can read from it."""
+    seen = {}
+
+    class Curious(FedDisk):
+        @step
+        def merge(self, hub, state, replies):
+            for name, (w, _, _) in replies.items():
+                seen[name] = float(w["says.bias"][0].sigmoid())  # the first output depends on no input
+            return super().merge(hub, state, replies)
+
+    def rows(k, part, n):
+        x = torch.rand(n, 1, 8, 8, generator=generator(k, part))
+        x[:, 0, 0, 0] = torch.bernoulli(torch.full((n,), 0.15 + 0.2 * k), generator=generator(k, part, "pixel"))
+        return Rows.of(x=x, y=torch.arange(n) % 10)
+
+    clients = {f"c{k}": Data(rows(k, "train", 80), rows(k, "valid", 10), rows(k, "test", 10)) for k in range(4)}
+    task, plan = Task(lambda: build("linear", SHAPE, 10)), SGD()
+    m = Curious(task=task, local=plan, density_rounds=1, density_epochs=60, density_lr=0.05, own_epochs=0, hidden=8)
+    with Simulation(clients) as fed:
+        federate(m, fed, 1)
+    means = {name: float(data.train["x"][:, 0, 0, 0].mean()) for name, data in clients.items()}
+    assert max(means.values()) - min(means.values()) > 0.5
+    assert seen == pytest.approx(means, abs=0.05)
 
 
 def test_the_ledger_counts_both_phases():

@@ -26,7 +26,7 @@ from kilter.core import AtNodes, Batch, Federation, Fit, Method, Node, Params, R
 from kilter.errors import Mistake
 from kilter.options import option
 from kilter.params import average
-from kilter.seeds import derive
+from kilter.seeds import derive, generator
 from kilter.tasks import Task
 from kilter.train import Adam
 
@@ -38,6 +38,7 @@ class DensityState(TypedDict, total=False):
     best: Params | None  # the best one on validation
     nll: float  # its validation loss
     stale: int  # rounds without improvement
+    hidden: int  # units of the density model, where they are chosen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,7 @@ class FedDisk(Method):
     density: Literal["auto", "bernoulli", "gaussian"] = option("auto", "auto: bernoulli for images, else gaussian.")
     start: Literal["seed", "global"] = option("seed", "Initial weights of a client's own density model.")
     hidden: int = option(30, "Hidden units of a density model; the paper: 30 MNIST, 50 X-ray, 400 FEMNIST.", at_least=1)
+    hidden_choices: str = option("", "Sizes to choose `hidden` from, such as 30,100: the best on validation.")
     density_rounds: int = option(50, "Most federated rounds of the density model.", at_least=0)
     density_epochs: int = option(2, "Local epochs of a density round, and between two validations.", at_least=1)
     own_epochs: int = option(200, "Most epochs of a client's own density model.", at_least=0)
@@ -86,8 +88,23 @@ class FedDisk(Method):
 
     sends = frozenset({"model", "density", "sums", "counts"})
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(word.strip().isdecimal() and int(word) for word in self.hidden_choices.split(",") if word):
+            raise Mistake(f"hidden_choices of FedDisk is a list of sizes such as 30,100, not '{self.hidden_choices}'.")
+
     def setup(self, fed: Federation) -> Params:
-        state: Tree = {"round": 0, "made": None, "best": None, "nll": math.inf, "stale": 0}
+        sizes = [{"hidden": int(word)} for word in self.hidden_choices.split(",") if word]
+        states = [self.learn_density(fed, size) for size in sizes or [{}]]
+        if len(states) > 1 and isinstance(states[0], AtNodes):
+            raise Mistake("hidden_choices of FedDisk needs a server: peers cannot agree on a size.")
+        state = states[0] if len(states) == 1 else min(states, key=lambda s: s["nll"])
+        fed.pool(self.weigh, self.forget, state, view=self.best)
+        return self.task.init(fed.seed)
+
+    def learn_density(self, fed: Federation, size: dict[str, int]) -> Tree:
+        """The density rounds, until the validation loss rises."""
+        state: Tree = {"round": 0, "made": None, "best": None, "nll": math.inf, "stale": 0, **size}
         for at in range(self.density_rounds + 1):
             done = at if isinstance(state, AtNodes) else state["round"]  # a call for the scale is not a density round
             if done >= self.density_rounds:
@@ -95,18 +112,16 @@ class FedDisk(Method):
             state = fed.pool(self.learn, self.merge, state, view=self.newest)
             if not isinstance(state, AtNodes) and state["stale"] >= self.density_patience:
                 break
-        fed.pool(self.weigh, self.forget, state, view=self.best)
-        return self.task.init(fed.seed)
+        return state
 
     def newest(self, state: DensityState, node: str) -> Tree:
         """The density model that a node continues from; None at first, because every node derives the same one from the seed."""
-        scale = {"scale": state["scale"]} if "scale" in state else {}
-        return {"round": state["round"], "made": state["made"], **scale}
+        return {"round": state["round"], "made": state["made"], **common(state)}
 
     def best(self, state: DensityState, node: str) -> Tree:
         """The best model on validation; or the newest, not yet validated, if the last ones improved."""
         made = state["best"] if state["stale"] else state["made"]
-        return {"made": made, "scale": state["scale"]} if "scale" in state else made
+        return {"made": made, **common(state)} if common(state) else made
 
     @step
     def learn(self, node: Node, now: Tree) -> Generator[Fit, Params, tuple[Params | FeatureSums, int, float]]:
@@ -114,7 +129,7 @@ class FedDisk(Method):
 
         Gaussian models need features on one scale, so the first reply has the sums that give it. Peers have no common scale.
         """
-        model = self.density_model(node)
+        model = self.density_model(node, now)
         if self.kind(node) == "gaussian" and "scale" not in now and not node.peers:
             return moments_of(node.data.train["x"]), len(node.data.train), 0.0
         train, valid = self.rows(node, now.get("scale"))
@@ -146,8 +161,8 @@ class FedDisk(Method):
     @step
     def weigh(self, node: Node, best: Tree) -> Generator[Fit, Params, None]:
         """Phases 1a and 1c: train my own density model, and weight my rows by the ratio of the two models."""
-        w, scale = (best["made"], best["scale"]) if best is not None and "scale" in best else (best, None)
-        model, (train, valid) = self.density_model(node), self.rows(node, scale)
+        sent = best if best is not None and "made" in best else {"made": best}
+        w, model, (train, valid) = sent["made"], self.density_model(node, sent), self.rows(node, sent.get("scale"))
         first = model.init(node.seed)
         if w is None:
             node.notice("no common density model was trained: compares with the untrained one")
@@ -155,6 +170,10 @@ class FedDisk(Method):
         own = w if self.start == "global" else first
         fits = math.ceil(self.own_epochs / self.density_epochs)
         own = yield from fit_until_stale(node, model, own, self.plan(), train, valid, fits, self.density_patience)
+        if node.exhibits and node.data.train["x"].dim() == 4 and self.kind(node) == "bernoulli":
+            rng, shape = generator(node.seed, node.id, "pictures"), node.data.train["x"].shape[1:]
+            drawn = torch.cat([made_with(model, each).sample(4, rng) for each in (w, own)])
+            node.exhibit("samples of the common and of its own density model", drawn.reshape(-1, *shape))
         a = yield from self.ratios(node, model, w, own, train["x"].flatten(1), valid["x"].flatten(1))
         node.record("mean of the raw ratios", float(a.mean()))
         is_ratio = self.rule in ("llr", "dre", "odds") and self.clip
@@ -226,9 +245,14 @@ class FedDisk(Method):
         train, valid = node.data.train, node.data.valid
         return (train, valid) if scale is None else (standardised(train, scale), standardised(valid, scale))
 
-    def density_model(self, node: Node) -> Task:
+    def density_model(self, node: Node, sent: Tree) -> Task:
         """The density model as a task; every node derives the same one from the seed."""
         x, kind = node.data.train["x"], self.kind(node)
         if kind == "bernoulli" and (x.min() < 0 or x.max() > 1):
             raise Mistake("A Bernoulli density model needs values in 0..1: scale them, or set density=gaussian.")
-        return density_task(x[0].numel(), self.hidden, kind, node.seed, self.layers, self.orderings)
+        return density_task(x[0].numel(), sent.get("hidden", self.hidden), kind, node.seed, self.layers, self.orderings)
+
+
+def common(state: DensityState) -> dict[str, Tree]:
+    """What every node must know of the density model besides its weights."""
+    return {key: state[key] for key in ("scale", "hidden") if key in state}

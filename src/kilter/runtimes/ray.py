@@ -119,7 +119,7 @@ def connect(address: str) -> bool:
     if ray.is_initialized():
         return False
     host, _, port = address.rpartition(":")
-    options: dict[str, object] = {"address": address} if address else {"address": "local", "include_dashboard": False}
+    options: dict[str, Any] = {"address": address} if address else {"address": "local", "include_dashboard": False}
     try:
         if port.isdigit() and "/" not in host:  # Ray itself would wait for minutes
             socket.create_connection((host, int(port)), 10).close()
@@ -140,7 +140,7 @@ class Seats:
     ) -> None:
         import ray
 
-        self._ray = ray
+        self._ray: Any = ray
         self._most = most
         self._terms = [ray.put(_array(terms)), ray.put(_array(rows)), *(ray.put(t) for t in tables)]
         self._gpu = gpu

@@ -105,6 +105,16 @@ class Line:
         values: list[int | None] = getattr(self, what)
         return median_reached(values), sum(v is not None for v in values)
 
+    def cost_at_ecr(self, counts_setup: bool) -> float | None:
+        """FedDisk's Eq. 18-19: numbers of four bytes that a client sends and receives until the ECR, over the seeds."""
+        if self.ecr is None:
+            return None
+        last = {r.seed: self.ecr - (r.setup_rounds if counts_setup else 0) for r in self.runs}
+        values = [
+            sum(b for t, b in r.spent.items() if t <= last[r.seed]) / 4 / len(r.clients) for r in self.runs if r.clients
+        ]
+        return sum(values) / len(values) if values else None
+
     @property
     def own_models(self) -> bool:
         return any(r.own_models for r in self.runs)

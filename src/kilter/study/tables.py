@@ -167,13 +167,14 @@ def cost(results: Results, cell: CellResult) -> Sheet:
         total, seconds = line.mean("bytes"), line.mean("seconds")
         row = [_name(results, line, note=False), reached(line, "rounds_to")]
         row += [f"{line.paper['rounds_to']:g}" if "rounds_to" in line.paper else "-"] if printed else []
+        at_ecr = line.cost_at_ecr(line.label in results.study.proposed)
         row += [reached(line, "bytes_to"), "-" if line.ecr is None else str(line.ecr)]
+        row += ["-" if at_ecr is None else f"{at_ecr:,.0f}"] if results.study.proposed else []
         row += ["-" if total is None else size(total), "-" if seconds is None else f"{seconds:.1f}"]
         rows.append(row)
-    headings = ["method", "rounds to target", *(["paper"] if printed else []), "bytes to target"]
-    return Sheet(
-        f"{cell.cell.name}: cost; target: {cell.target_is}", [*headings, "ECR", "bytes in all", "seconds"], rows
-    )
+    headings = ["method", "rounds to target", *(["paper"] if printed else []), "bytes to target", "ECR"]
+    headings += ["ECR cost"] if results.study.proposed else []
+    return Sheet(f"{cell.cell.name}: cost; target: {cell.target_is}", [*headings, "bytes in all", "seconds"], rows)
 
 
 def tuned(results: Results) -> Sheet:
@@ -256,7 +257,8 @@ def caption(results: Results) -> list[str]:
     if study.proposed:
         lines.append(
             f"ECR as in FedDisk's paper: {', '.join(study.proposed)} to the best baseline's maximum plus set-up rounds, every "
-            "other method to its own maximum; this is not like for like."
+            "other method to its own maximum; this is not like for like. ECR cost: the numbers (of four bytes) that a client sends "
+            "and receives until then, as in the paper's Eq. 18-19."
         )
     else:
         lines.append(
