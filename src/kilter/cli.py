@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from kilter.commands import inspect, listing, network, report, run, show, study, use
+from kilter.commands import hub, inspect, listing, network, report, run, show, study, use
 from kilter.commands.experiment_options import stderr
 from kilter.errors import Mistake
 
@@ -23,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for group in (run, use, study, inspect, show, report, listing, network):
+for group in (run, use, study, inspect, show, report, listing, network, hub):
     group.register(app)
 
 

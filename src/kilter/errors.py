@@ -10,6 +10,10 @@ class Mistake(Exception):
     """Invalid input: a setting, data, a message or a file. Never raised for a bug in Kilter."""
 
 
+class Malformed(Mistake):
+    """Bytes or values from elsewhere that are not what they should be: a letter, a message, a file."""
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> Mistake:
     """A Mistake for an unknown name. It suggests the closest known name.
 

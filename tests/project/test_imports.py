@@ -26,8 +26,10 @@ ALLOWED = {
     "inference": {"data", "models", "records", "tasks"},
     "net": {"records", "runtimes", "data", "fast", "report", "methods", "models", "tasks"},
     "engines": {"net", "data", "records", "runtimes"},
+    "hub": {"net", "records", "study", "report"},
     "commands": {
         "net",
+        "hub",
         "study",
         "report",
         "records",
@@ -41,7 +43,7 @@ ALLOWED = {
     },
 }
 ABOVE = {"federate", "experiment", "cli"}  # top-level modules that use the packages, not the other way round
-MAY_USE_ABOVE = {"study", "report", "net", "engines", "commands", "inference"}
+MAY_USE_ABOVE = {"study", "report", "net", "engines", "commands", "inference", "hub"}
 
 
 def sources() -> dict[str, Path]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kilter.data import Preparation, Schema, TableOptions
     from kilter.experiment import Experiment
     from kilter.net.policy import SitePolicy
+    from kilter.net.site import Site
     from kilter.net.tls import Identity
 
 
@@ -134,6 +135,10 @@ def join(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the terms and what would leave; send nothing.")
     ] = False,
+    job: Annotated[int, typer.Option(help="At a hub: the run to take part in.", show_default=False)] = 0,
+    approvals: Annotated[
+        Path | None, typer.Option(help="Folder of the approvals; default: --state-dir.", show_default=False)
+    ] = None,
     device: Device = "cpu",
     largest: Largest = LARGEST,
     insecure: Insecure = False,
@@ -144,12 +149,8 @@ def join(
     """Take part as a site: dial out to a server, train here, send what the steps return."""
     from kilter import data as kdata
     from kilter.net import tls
-    from kilter.net.dry_run import rehearse
-    from kilter.net.limits import limit_memory
     from kilter.net.site import Site
-    from kilter.net.site_client import attend
     from kilter.runtimes.devices import parse
-    from kilter.runtimes.interrupts import stoppable
 
     prepare(quiet, log_file, log_json)
     identity = tls.identity(tls_, insecure, server)
@@ -159,10 +160,22 @@ def join(
     options |= {"image_size": image_size, "image_mode": image_mode, "task": task, "event": event}
     table, (where, *_) = _table_options(options), parse(device)
     dataset = kdata.load(data, table=table, prepare=False)
-    site = Site(me, dataset, state_dir, allowed, data, identity, largest, ask, server_name, table, where)
-    limit_memory(allowed.memory_mb)
+    site = Site(me, dataset, state_dir, allowed, data, identity, largest, ask, server_name, table, where, job)
+    if approvals is not None:
+        site.share_approvals(approvals)
     for digest in approve or ():
         site.approvals.add(digest, "--approve")
+    _take_part(site, server, give_up, dry_run)
+
+
+def _take_part(site: Site, server: str, give_up: float, dry_run: bool) -> None:
+    """Rehearse, or stay with the server until the run is over."""
+    from kilter.net.dry_run import rehearse
+    from kilter.net.limits import limit_memory
+    from kilter.net.site_client import attend
+    from kilter.runtimes.interrupts import stoppable
+
+    limit_memory(site.policy.memory_mb)
     if dry_run:
         asyncio.run(rehearse(site, server, lambda line: out.print(line, markup=False, soft_wrap=True)))
         return

@@ -16,8 +16,8 @@ def approve(
     digest: Annotated[str, typer.Argument(help="The digest that `kilter join --dry-run` prints.")] = "",
     state_dir: StateDir = Path("kilter-state"),
 ) -> None:
-    """Approve the terms of a run at this site, by digest. Without a digest, list what is approved."""
-    from kilter.net.approvals import Approvals
+    """Approve the terms of a run at this site, by digest. Without a digest, list what is approved and what waits."""
+    from kilter.net.approvals import PENDING, Approvals
     from kilter.net.audit import AuditLog
 
     approvals = Approvals(state_dir)
@@ -28,6 +28,8 @@ def approve(
         log.close()
     for entry in approvals.entries():
         typer.echo(f"{entry['digest']}  {entry['time']}  {entry['how']}")
+    for waiting in approvals.pending():
+        typer.echo(f"{waiting}  waits for an approval: read {state_dir / PENDING / waiting}.txt first")
 
 
 def audit(

@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kilter.errors import Mistake
+from kilter.records.files import write
 
-FILE = "approvals.jsonl"
+FILE, PENDING = "approvals.jsonl", "pending"
 DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
@@ -42,6 +43,19 @@ class Approvals:
         except (OSError, ValueError):
             raise Mistake(f"'{self.path}' is damaged: remove it and approve the terms again.") from None
         return [entry for entry in entries if isinstance(entry, dict)]
+
+    def explain_pending(self, lines: list[str]) -> bool:
+        """Write terms in plain words to pending/DIGEST.txt, for a person to read; nobody approves them now."""
+        digest = DIGEST.findall(lines[-1])[-1]
+        folder = self.path.parent / PENDING
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write(folder / f"{digest}.txt", "\n".join(lines) + "\n")
+        return False
+
+    def pending(self) -> list[str]:
+        """Digests of terms that wait for an approval."""
+        listed = {path.stem for path in (self.path.parent / PENDING).glob("*.txt")}
+        return sorted(listed - {entry.get("digest", "") for entry in self.entries()})
 
     def add(self, digest: str, how: str) -> None:
         """Approve these terms; `how` says by whom or what."""

@@ -19,7 +19,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from kilter.errors import Mistake
-from kilter.net.fields import printable
+from kilter.net.names import printable
 
 FILE = "audit.jsonl"
 START = "0" * 32  # the hash before the first line

@@ -21,7 +21,7 @@ from kilter.net.frames import read_letter, to_frames
 from kilter.net.grpc_server import ATTEND
 from kilter.net.messages import Goodbye, Refusal, kind_of
 from kilter.net.site import Site, make_reply
-from kilter.net.site_client import open_channel
+from kilter.net.site_client import open_channel, route
 from kilter.net.terms import Terms, own_data
 from kilter.records import wire
 from kilter.runtimes.simulation import Simulation
@@ -65,7 +65,7 @@ def _show_leaves(body: bytes, show: Print) -> None:
 async def hear_terms(site: Site, server: str) -> Terms:
     """Ask the server for its terms, and hang up."""
     async with open_channel(site, server) as channel:
-        stream = channel.stream_stream(ATTEND)(wait_for_ready=True, timeout=PATIENCE)
+        stream = channel.stream_stream(ATTEND)(metadata=route(site), wait_for_ready=True, timeout=PATIENCE)
         hello = site.hello(rehearsal=True).head()
         site.audit.record("hello", next(to_frames(hello)), kinds="data description, row count", to=site.server_name)
         try:

@@ -19,7 +19,7 @@ from cryptography.x509.oid import NameOID
 
 from kilter.errors import Mistake
 from kilter.net import tls
-from kilter.records.run_folder import write
+from kilter.records.files import write
 
 Role = Literal["server", "site", "submitter", "observer"]
 PEM = serialization.Encoding.PEM

@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 
-from kilter.core import SERVER
-from kilter.errors import Mistake
-from kilter.records.wire import Malformed
+from kilter.errors import Malformed, Mistake
+from kilter.net.names import HEX as HEX
+from kilter.net.names import RESERVED as RESERVED
+from kilter.net.names import check_name as check_name
+from kilter.net.names import printable as printable
 from kilter.runtimes.step_names import StepName
 
 MOST_ROUNDS = 2**40
 MOST_SITES = 10_000
-RESERVED = (SERVER, "~took", "~began")  # names that the runtime uses for itself
-NAME = re.compile(r"[^\W_][\w.-]{0,63}", re.ASCII)
-HEX = re.compile(r"[0-9a-f]{8,64}")
 
 Place = tuple[int, int]  # (round, call within the round)
-
-
-def check_name(name: str) -> str:
-    """A name that may stand in files, logs and records; `Malformed` otherwise."""
-    if not NAME.fullmatch(name) or name in RESERVED:
-        raise Malformed(
-            f"'{printable(name, 64)}' cannot be a site's name: use letters, digits, '-', '_' and '.', and not '{SERVER}'"
-        )
-    return name
-
-
-def printable(text: str, longest: int = 300) -> str:
-    """Text from elsewhere, safe for a log line: no control characters, and not too long."""
-    return "".join(c if c.isprintable() else "?" for c in text[:longest])
 
 
 class Fields:

@@ -13,9 +13,11 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import NoReturn
 
+from kilter.errors import Malformed
 from kilter.net import LARGEST as LARGEST
-from kilter.records.wire import Malformed
 
+ATTEND = "/kilter.Star/Attend"  # the stream of a site
+JOB_KEY = "kilter-job"  # metadata of a site's stream at a hub: which run it is for
 CHUNK = 2**20  # bytes of body in a frame
 LARGEST_HEAD = 2**20  # bytes
 OPTIONS: list[tuple[str, int | str]] = [  # of every gRPC channel and server

@@ -20,9 +20,11 @@ from grpc import aio
 
 from kilter.errors import Mistake
 from kilter.fast.memory_layout import keep_memory
-from kilter.net.fields import printable
+from kilter.net.frames import ATTEND as ATTEND
+from kilter.net.frames import JOB_KEY as JOB_KEY
 from kilter.net.frames import LARGEST, Ended, Head, read_large_letter, read_letter, to_frames
 from kilter.net.messages import Goodbye, Hello, Refusal
+from kilter.net.names import printable
 from kilter.net.ports import LoopThread, open_port
 from kilter.net.revocation import RevocationList
 from kilter.net.tls import Identity, caller, peer_certificate, role
@@ -31,7 +33,7 @@ from kilter.records.wire import Malformed
 
 log = logging.getLogger("kilter.net")
 
-ATTEND, STATUS = "/kilter.Star/Attend", "/kilter.Star/Status"
+STATUS = "/kilter.Star/Status"
 HELLO_SECONDS = 20.0  # within which a new stream must say hello
 Context = Any  # gRPC has no types
 

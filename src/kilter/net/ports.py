@@ -39,7 +39,8 @@ async def open_port(
     handlers: dict[str, grpc.RpcMethodHandler], listen: str, identity: Identity | None, most_calls: int
 ) -> tuple[aio.Server, int]:
     """A gRPC server on this address, and its port. Without an identity it does not use TLS."""
-    split_address(listen)
+    if not listen.startswith("unix:"):
+        split_address(listen)
     server = aio.server(options=OPTIONS, maximum_concurrent_rpcs=most_calls)
     server.add_generic_rpc_handlers((_Service(handlers),))
     try:

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from kilter.errors import Mistake
 from kilter.net import enrolment, tls
-from kilter.records.run_folder import write
+from kilter.records.files import write
 
 log = logging.getLogger("kilter.net")
 VALID_DAYS = 3650  # a list stays in force until a newer one replaces it

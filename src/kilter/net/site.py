@@ -84,6 +84,7 @@ class Site:
     server_name: str = "server"
     table: kdata.TableOptions = field(default_factory=kdata.TableOptions)  # how to read this site's table
     device: torch.device = placement.CPU  # where it trains: this site's choice, not the server's
+    job: int = 0  # at a hub: the run that this site takes part in
 
     directory: StateDirectory = field(init=False)
     audit: AuditLog = field(init=False)
@@ -112,6 +113,16 @@ class Site:
             self.state.close()
         self.audit.close()
         self.directory.close()
+
+    def share_approvals(self, folder: Path) -> None:
+        """Use the approvals of another folder; terms that wait for one are explained there."""
+        self.approvals = Approvals(folder)
+        self.ask = self.ask or self.approvals.explain_pending
+
+    def renew(self) -> None:
+        """Use the certificate as it is on disk now: it may have been renewed."""
+        if self.identity is not None:
+            self.identity = self.seal.identity = self.identity.renewed()
 
     def hello(self, rehearsal: bool = False) -> Hello:
         rows = len(self.dataset.train) + len(self.dataset.test)
@@ -192,7 +203,7 @@ class Site:
             return
         if self.policy.approval == "policy":
             how = "by policy"
-        elif self.ask is not None and self.ask(explain(terms, experiment, method)):
+        elif self.ask is not None and self.ask([*explain(terms, experiment, method), f"Digest: {digest}"]):
             how = "at the terminal"
         else:
             raise NotApproved(digest)

@@ -14,10 +14,10 @@ from grpc import aio
 
 from kilter.errors import Mistake
 from kilter.fast.memory_layout import keep_memory
-from kilter.net.fields import printable
 from kilter.net.frames import OPTIONS, Ended, Head, read_letter, to_frames
-from kilter.net.grpc_server import ATTEND
+from kilter.net.grpc_server import ATTEND, JOB_KEY
 from kilter.net.messages import Goodbye, Order, Refusal, Reply, kind_of
+from kilter.net.names import printable
 from kilter.net.site import Site
 from kilter.net.terms import Terms
 from kilter.records import wire
@@ -40,6 +40,11 @@ def open_channel(site: Site, server: str) -> aio.Channel:
     return aio.secure_channel(server, site.identity.for_client(), options=options)
 
 
+def route(site: Site) -> tuple[tuple[str, str], ...]:
+    """Metadata by which a hub finds the run of a stream; a server of a single run needs none."""
+    return ((JOB_KEY, str(site.job)),) if site.job else ()
+
+
 async def attend(site: Site, server: str, give_up: float = float("inf")) -> None:
     """Stay with the server until the run is over; reconnect with growing pauses when the connection is lost."""
     keep_memory(large=True)
@@ -47,9 +52,10 @@ async def attend(site: Site, server: str, give_up: float = float("inf")) -> None
     running: RunningOrders = {}
     while True:
         dialled = time.monotonic()
+        site.renew()
         async with open_channel(site, server) as channel:
             try:
-                if await _session(site, channel.stream_stream(ATTEND)(), running):
+                if await _session(site, channel.stream_stream(ATTEND)(metadata=route(site)), running):
                     return
             except aio.AioRpcError as e:
                 why = printable((e.details() or e.code().name).splitlines()[0], 200)

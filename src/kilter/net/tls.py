@@ -52,6 +52,7 @@ class Identity:
     cert: bytes
     ca: bytes
     expires: datetime | None = None
+    folder: Path | None = None  # where it was read, and is read again when it is renewed
 
     def days_left(self) -> float | None:
         """Days until the certificate expires, where that is known."""
@@ -76,7 +77,8 @@ class Identity:
             raise Mistake(
                 f"The certificate in '{folder}' expired on {certificate.not_valid_after_utc:%Y-%m-%d}: renew it."
             )
-        read = Identity(holder(certificate), key, cert, ca, certificate.not_valid_after_utc)
+        renewable = folder if tuple(files) == FILES and strict else None
+        read = Identity(holder(certificate), key, cert, ca, certificate.not_valid_after_utc, renewable)
         if (left := read.days_left()) is not None and left < WARNING_DAYS:
             log.warning(
                 "the certificate of %s expires in %.0f days, on %s: renew it",
@@ -86,9 +88,39 @@ class Identity:
             )
         return read
 
+    def renewed(self) -> Identity:
+        """This identity as its folder has it now. A folder that cannot be used changes nothing, and is logged."""
+        if self.folder is None:
+            return self
+        try:
+            if (self.folder / FILES[1]).read_bytes() == self.cert:
+                return self
+            fresh = Identity.read(self.folder)
+        except (Mistake, OSError) as e:
+            log.warning("the certificate stays as it was: %s", e)
+            return self
+        if fresh.name != self.name:
+            log.warning("the certificate in '%s' is now for '%s': restart to use it", self.folder, fresh.name)
+            return self
+        log.info("the certificate of %s was renewed", fresh.name)
+        return fresh
+
     def for_server(self) -> grpc.ServerCredentials:
-        """For a port: show my certificate, and require one of every caller."""
-        return grpc.ssl_server_credentials([(self.key, self.cert)], self.ca, require_client_auth=True)
+        """For a port: show my certificate, and require one of every caller. A renewed certificate is used from then on."""
+        if self.folder is None:
+            return grpc.ssl_server_credentials([(self.key, self.cert)], self.ca, require_client_auth=True)
+        latest = [self]
+
+        def configuration() -> grpc.ServerCertificateConfiguration | None:
+            """Called at every handshake; None: nothing has changed."""
+            fresh = latest[0].renewed()
+            if fresh is latest[0]:
+                return None
+            latest[0] = fresh
+            return grpc.ssl_server_certificate_configuration([(fresh.key, fresh.cert)], fresh.ca)
+
+        first = grpc.ssl_server_certificate_configuration([(self.key, self.cert)], self.ca)
+        return grpc.dynamic_ssl_server_credentials(first, configuration, require_client_authentication=True)
 
     def for_client(self) -> grpc.ChannelCredentials:
         return grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
@@ -142,6 +174,8 @@ def is_loopback(address: str) -> bool:
     >>> is_loopback("127.0.0.1:9443"), is_loopback("0.0.0.0:9443")
     (True, False)
     """
+    if address.startswith("unix:"):
+        return True
     host = address.rpartition(":")[0].strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kilter.net.fields import printable
 from kilter.net.frames import Body, Head
 from kilter.net.messages import Goodbye, Hello
+from kilter.net.names import printable
 
 if TYPE_CHECKING:
     from kilter.net.tls import Identity

@@ -14,11 +14,9 @@ checkpoint.safetensors  where to resume; nodes/ID@ROUND.safetensors: each node's
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,35 +27,13 @@ from kilter.core import Params, Tree
 from kilter.errors import Mistake
 from kilter.records import checksums, wire
 from kilter.records.codec import NewerFormat, Unreadable, from_json, from_tree, to_json, to_tree
+from kilter.records.files import cannot_write as cannot_write
+from kilter.records.files import write as write
 from kilter.records.lock import hold
 from kilter.records.model_info import BEST, LAST, PERSONAL
 from kilter.records.types import Checkpoint, Clients, Partition, Round, Summary
 
 CHECKPOINT = "checkpoint.safetensors"
-
-
-def write(path: Path, data: bytes | str) -> None:
-    """Write a file whole or not at all: to a new file, synced, then renamed."""
-    new = path.with_name(path.name + ".new")
-    try:
-        with open(new, "wb") as f:
-            f.write(data.encode() if isinstance(data, str) else data)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(new, path)
-    except OSError as e:
-        with suppress(OSError):
-            new.unlink(missing_ok=True)
-        raise cannot_write(path, e) from None
-
-
-def cannot_write(path: Path, e: OSError) -> Mistake:
-    """What to raise when a file cannot be written."""
-    if e.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Mistake(
-            f"The disk is full: '{path}' could not be written. Free some space, then resume the run; nothing is lost."
-        )
-    return Mistake(f"'{path}' could not be written: {e.strerror}.")
 
 
 @dataclass

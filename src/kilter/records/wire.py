@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from kilter.core import AtNodes, Tree
-from kilter.errors import Mistake
+from kilter.errors import Malformed as Malformed
 from kilter.fast import foreach
 from kilter.trees import leaves, not_finite, signature
 
@@ -43,10 +43,6 @@ DTYPES = {
 TORCH = {name: dtype for dtype, name in DTYPES.items()}
 DEPTH = 32  # how deep a tree may nest
 PLAIN = {bool, int, float, str, type(None)}  # types that JSON represents as they are, if finite
-
-
-class Malformed(Mistake):
-    """Bytes that are not a valid letter."""
 
 
 def pack(tree: Tree, path: str, arrays: dict[str, Tensor], depth: int = 0) -> Any:

@@ -1,0 +1,248 @@
+"""The hub: it keeps the queue, starts the processes of runs and studies, and tells the agents which runs to take part in.
+
+Everything runs in one event loop. What must survive is in the queue and in the run folders; the rest is rebuilt from what the
+agents report. So killing the hub at any moment loses nothing: when it starts again, jobs that were running go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kilter.errors import Mistake
+from kilter.hub.config import HubConfig
+from kilter.hub.job_queue import JobQueue, QueuedJob
+from kilter.hub.messages import Assignment, JobView, SiteReport, State
+from kilter.hub.processes import MISTAKE, REFUSED, ChildProcess, last_message
+from kilter.hub.schedule import AgentView, Decision, assignments, decide, present
+from kilter.records.files import write
+from kilter.records.lock import hold
+
+log = logging.getLogger("kilter.net")
+
+TICK = 1.0  # seconds between two looks at the queue, if nothing happens
+MOST_CRASHES = 3  # of the process of a job, before the job fails
+
+
+@dataclass
+class RunningJob:
+    """A job whose process runs."""
+
+    job: QueuedJob
+    process: ChildProcess
+    lacking_since: float | None = None  # when it lost its quorum
+
+    def lacked_for(self) -> float:
+        return 0.0 if self.lacking_since is None else time.monotonic() - self.lacking_since
+
+
+@dataclass
+class ConnectedAgent:
+    """An agent that holds a stream; `send` passes it an assignment."""
+
+    name: str
+    parallel: int
+    send: Callable[[Assignment], None]
+    reports: dict[int, SiteReport] = field(default_factory=dict)
+    told: Assignment | None = None
+
+    def view(self) -> AgentView:
+        return AgentView(self.parallel, self.reports)
+
+
+class Hub:
+    """The queue, the processes and the agents."""
+
+    def __init__(self, config: HubConfig) -> None:
+        self.config = config
+        config.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = open(config.state / ".lock", "w")  # noqa: SIM115 - held as long as the hub
+        if not hold(self._lock):
+            raise Mistake(f"Another hub works in '{config.state}': stop it, or choose another state folder.")
+        self.queue = JobQueue(config.state / "queue.sqlite")
+        self.running: dict[int, RunningJob] = {}
+        self.agents: dict[str, ConnectedAgent] = {}
+        self.traffic: Counter[str] = Counter()
+        self.crashes = 0
+        self.changed = asyncio.Event()
+        self._sockets = Path(tempfile.mkdtemp(prefix="kilter-"))  # short, as the path of a socket must be; private
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping: set[int] = set()
+
+    # Files ----------------------------------------------------------------------------------------------------------
+
+    def folder(self, job: QueuedJob) -> Path:
+        """The run folder of a job, or the study's folder."""
+        if job.kind == "run":
+            return self.config.state / "jobs" / str(job.parent) / "study" / "runs" / job.key
+        return self.config.state / "jobs" / str(job.id) / ("study" if job.kind == "study" else "run")
+
+    def log_file(self, job: QueuedJob) -> Path:
+        return self.config.state / "jobs" / str(job.id) / "log.txt"
+
+    def socket(self, job: int) -> str:
+        return str(self._sockets / str(job))
+
+    def view(self, job: QueuedJob) -> JobView:
+        """A job for those who may see it."""
+        done = total = job.rounds
+        if job.kind == "study":
+            runs = self.queue.states_of(job.id)
+            done, total = runs.count("finished"), len(runs)
+        elif job.state != "finished":
+            done = _lines(self.folder(job) / "rounds.jsonl")
+        names = ("name", "kind", "owner", "state", "reason", "quorum", "submitted", "started", "ended", "parent")
+        values = {name: getattr(job, name) for name in names}
+        return JobView(job=job.id, sites=list(job.sites), rounds=done, of_rounds=total, **values)
+
+    # The loop -------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Look after the queue until cancelled."""
+        try:
+            while True:
+                self.changed.clear()
+                await self.step()
+                try:
+                    await asyncio.wait_for(self.changed.wait(), TICK)
+                except TimeoutError:
+                    continue
+        finally:
+            await asyncio.gather(*(entry.process.stop() for entry in self.running.values()), return_exceptions=True)
+            for task in self._tasks:
+                task.cancel()
+            shutil.rmtree(self._sockets, ignore_errors=True)
+            self.queue.close()
+
+    async def step(self) -> None:
+        """Compare the queue with what is there, and do what follows."""
+        jobs = self.queue.active()
+        active = {job.id for job in jobs}
+        views = {name: agent.view() for name, agent in self.agents.items()}
+        for number, entry in list(self.running.items()):
+            if number not in active:  # it was cancelled
+                self._stop(entry)
+            elif len(present(entry.job, views)) >= entry.job.need:
+                entry.lacking_since = None
+            elif entry.lacking_since is None:
+                entry.lacking_since = time.monotonic()
+        lacked = {number: entry.lacked_for() for number, entry in self.running.items()}
+        for decision in decide(jobs, lacked, views, self.config.parallel, self.config.patience):
+            await self._carry_out(decision)
+        self._assign()
+
+    async def _carry_out(self, decision: Decision) -> None:
+        job, reason = decision.job, decision.reason
+        if decision.action == "start":
+            await self._start(job)
+        elif decision.action == "wait":
+            self.queue.move(job.id, "waiting", reason)
+        elif decision.action == "queue":
+            self.queue.move(job.id, "queued")
+        else:
+            to: State = "failed" if decision.action == "fail" else "waiting"
+            if self.queue.move(job.id, to, reason):
+                log.warning("job %d %s: %s", job.id, "failed" if to == "failed" else "is suspended", reason)
+            if job.id in self.running:
+                self._stop(self.running[job.id])
+
+    def _assign(self) -> None:
+        """Tell every agent which runs to take part in, if that has changed."""
+        jobs = self.queue.active()
+        running = [number for number in self.running if number not in self._stopping]
+        for agent in self.agents.values():
+            assignment = Assignment(*assignments(jobs, running, agent.name))
+            if assignment != agent.told:
+                agent.told = assignment
+                agent.send(assignment)
+
+    # Processes ------------------------------------------------------------------------------------------------------
+
+    async def _start(self, job: QueuedJob) -> None:
+        """Start the process of a job; the queue says `running` first, so a crash in between is repaired by starting it again."""
+        if not self.queue.move(job.id, "running"):
+            return
+        home = self.config.state / "jobs" / str(job.id)
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write(home / "spec.toml", job.spec)
+        words = self._study_words(job, home) if job.kind == "study" else self._run_words(job, home)
+        process = await ChildProcess.start(words, self.log_file(job))
+        self.running[job.id] = RunningJob(job, process)
+        self._keep(self._watch(job, process))
+        log.info("job %d (%s) runs as process %d", job.id, job.name, process.pid)
+
+    def _run_words(self, job: QueuedJob, home: Path) -> list[str]:
+        options = job.options
+        words = ["serve", str(home / "spec.toml"), "--listen", f"unix:{self.socket(job.id)}", "--insecure"]
+        words += ["--sites", ",".join(job.sites), "--out", str(self.folder(job)), "--largest", str(self.config.largest)]
+        words += ["--data", self.config.data.get(options.data, "none")]
+        words += ["--deadline", str(options.deadline), "--grace", str(options.grace)]
+        return words + (["--quorum", str(job.quorum)] if job.quorum else [])
+
+    def _study_words(self, job: QueuedJob, home: Path) -> list[str]:
+        return ["hub", "study", str(self.queue.path), str(job.id), str(home / "spec.toml"), str(self.folder(job))]
+
+    async def _watch(self, job: QueuedJob, process: ChildProcess) -> None:
+        """When a process ends, its job is finished or failed, or starts again after a crash."""
+        code = await process.wait()
+        del self.running[job.id]
+        self._stopping.discard(job.id)
+        self.changed.set()
+        if process.stopping:
+            return
+        if code == 0 and self._has_result(job):
+            self.queue.move(job.id, "finished")
+            log.info("job %d is finished", job.id)
+        elif code in (0, MISTAKE, REFUSED):
+            self._fail(job, last_message(process.log) or "it ended without a result")
+        else:
+            self.crashes += 1
+            crashes = self.queue.crashed(job.id)
+            log.warning("the process of job %d ended with code %d (%d)", job.id, code, crashes)
+            if crashes >= MOST_CRASHES:
+                self._fail(job, f"its process crashed {crashes} times: {last_message(process.log)}"[:400])
+
+    def _has_result(self, job: QueuedJob) -> bool:
+        return (self.folder(job) / ("results.json" if job.kind == "study" else "summary.json")).exists()
+
+    def _fail(self, job: QueuedJob, why: str) -> None:
+        self.queue.move(job.id, "failed", why)
+        log.warning("job %d failed: %s", job.id, why)
+
+    def _stop(self, entry: RunningJob) -> None:
+        if entry.job.id not in self._stopping:
+            self._stopping.add(entry.job.id)
+            self._keep(entry.process.stop())
+
+    def _keep(self, work: object) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Agents ---------------------------------------------------------------------------------------------------------
+
+    def arrived(self, agent: ConnectedAgent) -> None:
+        """An agent connected; an older stream of the same name no longer counts."""
+        self.agents[agent.name] = agent
+        log.info("the agent of %s is connected", agent.name)
+        self.changed.set()
+
+    def left(self, agent: ConnectedAgent) -> None:
+        if self.agents.get(agent.name) is agent:
+            del self.agents[agent.name]
+            log.warning("the agent of %s left", agent.name)
+            self.changed.set()
+
+
+def _lines(path: Path) -> int:
+    try:
+        return path.read_bytes().count(b"\n")
+    except OSError:
+        return 0
