@@ -111,3 +111,14 @@ def test_rounds_with_exhibits_are_read_back(runs: Path) -> None:
     record = read_rounds(runs / "fedpdc-0")[1]
     assert record.exhibits
     assert record.exhibits[0].name == "score on public rows"
+
+
+def test_runs_with_different_metrics_are_compared_apart(tmp_path: Path) -> None:
+    run(tmp_path / "a", "fedavg")
+    run(tmp_path / "b", "fedavg", data="diabetes", model="mlp")
+    first, second = collect([tmp_path]).comparisons
+    assert {(c.name, c.metric, c.in_percent) for c in (first, second)} == {
+        ("runs by accuracy", "accuracy", True),
+        ("runs by mae", "mae", False),
+    }
+    assert [len(c.lines) for c in (first, second)] == [1, 1]

@@ -111,7 +111,7 @@ def collect(paths: Sequence[Path]) -> PageData:
         except Mistake as e:
             left_out.append(str(e))
     if singles:
-        comparisons.append(_compare(singles))
+        comparisons += _compare(singles)
         details += singles
     if not comparisons:
         raise Mistake(left_out[0] if left_out else "No runs to report on: name run folders or study folders.")
@@ -321,8 +321,15 @@ def _exhibits(rounds: Sequence[Round]) -> list[tuple[int, Exhibit]]:
 # Single runs side by side -------------------------------------------------------------------------------------------
 
 
-def _compare(runs: Sequence[RunDetail]) -> Comparison:
-    """Single runs as the lines of a comparison: a line for each method in each cell, over seeds."""
+def _compare(runs: Sequence[RunDetail]) -> list[Comparison]:
+    """Single runs, compared by their metric: an accuracy and an error do not belong into one table."""
+    metrics = list(dict.fromkeys(r.metric for r in runs))
+    name = "runs" if len(metrics) == 1 else "runs by {}"
+    return [_compare_by(name.format(metric), [r for r in runs if r.metric == metric]) for metric in metrics]
+
+
+def _compare_by(name: str, runs: Sequence[RunDetail]) -> Comparison:
+    """Single runs as the lines of a comparison: a line for each method in each cell, over seeds. All have the same metric."""
     labels = list(dict.fromkeys(r.label for r in runs))
     reference = "fedavg" if "fedavg" in labels else labels[0]
     groups: dict[tuple[str, str], list[RunDetail]] = {}
@@ -333,7 +340,7 @@ def _compare(runs: Sequence[RunDetail]) -> Comparison:
         for (cell, label), some in groups.items()
     ]
     seeds, metric = sorted({r.seed for r in runs}), runs[0].metric
-    return Comparison("runs", "", "", reference, seeds, lines, metric, metric in SHARES)
+    return Comparison(name, "", "", reference, seeds, lines, metric, metric in SHARES)
 
 
 def _line(cell: str, label: str, runs: Sequence[RunDetail], reference: Sequence[RunDetail]) -> dict[str, object]:

@@ -134,6 +134,9 @@ function curveRows(lines, measure) {
   return rows;
 }
 
+// Whole numbers only, also where there are few rounds.
+const wholeTicks = (rows, key) => d3.ticks(...d3.extent(rows, (r) => r[key]), 10).filter(Number.isInteger);
+
 function curveChart(lines, measure, colour) {
   const rows = curveRows(lines, measure);
   if (!rows.length) return null;
@@ -146,7 +149,7 @@ function curveChart(lines, measure, colour) {
     about: "Mean over seeds; the band is one standard deviation.",
     draw: (width) => Plot.plot({
       width, height: 300, marginLeft: 48,
-      x: { label: "round", tickFormat: "d" }, y: { label: unit, grid: true, percent: share, nice: true },
+      x: { label: "round", tickFormat: "d", ticks: wholeTicks(rows, "round") }, y: { label: unit, grid: true, percent: share, nice: true },
       marks: [
         Plot.areaY(rows, { x: "round", y1: "low", y2: "high", z: "method", fill: (r) => colour[r.method], fillOpacity: 0.15 }),
         ...d3.groups(rows, (r) => r.method).map(([label, some]) => Plot.lineY(some, {

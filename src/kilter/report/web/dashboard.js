@@ -62,7 +62,7 @@
     const answer = await fetch(`/compare?${query}`);
     if (!answer.ok) { place.replaceChildren(element("p", { class: "warning", role: "alert", text: await answer.text() })); return; }
     const { data, summaries } = await answer.json();
-    place.replaceChildren(...data.comparisons.map((comparison, k) => comparisonView(comparison, summaries[k], data.runs.filter((run) => comparison.folder === "" || run.folder.startsWith(comparison.folder)), `c${k}`)));
+    place.replaceChildren(...data.comparisons.map((comparison, k) => comparisonView(comparison, summaries[k], runsOf(comparison, data.runs), `c${k}`)));
     for (const text of data.left_out) place.append(element("p", { class: "quiet", text: `Not shown: ${text}` }));
   }
 

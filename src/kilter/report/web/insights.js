@@ -96,7 +96,7 @@ function valuesView(run, name, some) {
 function rowsView(run, name, some) {
   const rows = some.flatMap(([, e]) => e.histogram.counts.map((count, k) => ({ client: e.node, low: e.histogram.edges[k], high: e.histogram.edges[k + 1], count })));
   const histogram = chart({ title: `${capital(name)} (${run.label})`, name: `exhibit ${name}`, rows, about: "One histogram for each client, over its training rows.",
-    draw: (width) => Plot.plot({ width, height: 60 + 34 * some.length, marginLeft: 10, marginRight: 70, fy: { label: null }, x: { label: name }, y: { axis: null },
+    draw: (width) => Plot.plot({ width, height: 60 + 34 * some.length, marginLeft: 10, marginRight: 70, fy: { label: null, axis: "right" }, x: { label: name }, y: { axis: null },
       marks: [Plot.rectY(rows, { x1: "low", x2: "high", y: "count", fy: "client", fill: PALETTE[0], insetLeft: 0.5, tip: true }), Plot.ruleY([0])] }) });
   const extremes = some.map(([, e]) => element("details", { open: some.length <= 2 ? "" : undefined }, element("summary", { text: `${e.node}: rows with the largest and the smallest values` }),
     e.pictures.length ? pictures(e.pictures) : element("p", { class: "quiet", text: e.rows.join("; ") })));
@@ -116,7 +116,7 @@ function seriesViews(run) {
   return Object.entries(run.series).map(([name, nodes]) => {
     const rows = Object.entries(nodes).flatMap(([node, line]) => Object.entries(line).map(([at, value]) => ({ node, at: Number(at), value })));
     return chart({ title: `${capital(name)} (${run.label})`, name: `series ${name}`, rows, about: Object.keys(nodes).length > 1 ? "Thin: each node. Thick: their mean." : "",
-      draw: (width) => Plot.plot({ width, height: 260, marginLeft: 55, x: { label: "round", tickFormat: "d" }, y: { label: null, grid: true, nice: true },
+      draw: (width) => Plot.plot({ width, height: 260, marginLeft: 55, x: { label: "round", tickFormat: "d", ticks: wholeTicks(rows, "at") }, y: { label: null, grid: true, nice: true },
         marks: [Plot.lineY(rows, { x: "at", y: "value", z: "node", stroke: "currentColor", strokeOpacity: 0.25 }),
           Plot.lineY(rows, Plot.groupX({ y: "mean" }, { x: "at", y: "value", stroke: PALETTE[0], strokeWidth: 2.5 })),
           Plot.dot(rows, { x: "at", y: "value", r: 1.5, fill: "currentColor", channels: { node: "node" }, tip: true })] }) });

@@ -4,8 +4,7 @@
   themeButton();
   const main = document.getElementById("main");
   data.comparisons.forEach((comparison, k) => {
-    const runs = data.runs.filter((run) => comparison.folder === "" || run.folder.startsWith(comparison.folder));
-    main.append(comparisonView(comparison, summaries[k], runs, `c${k}`));
+    main.append(comparisonView(comparison, summaries[k], runsOf(comparison, data.runs), `c${k}`));
   });
   if (data.left_out.length) main.append(element("h2", { text: "Not shown" }), element("ul", {}, ...data.left_out.map((text) => element("li", { text }))));
   document.getElementById("contents").append(element("ul", {}, ...data.comparisons.map((c, k) => element("li", {}, element("a", { href: `#c${k}`, text: c.name })))));

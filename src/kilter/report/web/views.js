@@ -6,6 +6,9 @@ function chooser(text, options, change) {
   return element("label", {}, text, select);
 }
 
+// The runs whose details belong to a comparison: those of a study's folder, or single runs with the same metric.
+const runsOf = (comparison, runs) => runs.filter((run) => (comparison.folder ? run.folder.startsWith(comparison.folder) : run.metric === comparison.metric));
+
 function comparisonView(comparison, summary, runs, key) {
   const cells = [...new Set(comparison.lines.map((line) => line.cell))];
   const labels = [...new Set(comparison.lines.map((line) => line.method))];
