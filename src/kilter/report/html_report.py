@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import msgspec
-from jinja2 import Environment, StrictUndefined, select_autoescape
+from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoescape
 
 from kilter import __version__
 from kilter.records.run_folder import write
@@ -39,8 +39,10 @@ def data_of(data: PageData) -> dict[str, object]:
 
 def render(template: str, title: str, data: dict[str, object], scripts: Sequence[str]) -> str:
     """A template with its styles, libraries, scripts and data in it."""
-    environment = Environment(autoescape=select_autoescape(), undefined=StrictUndefined)
-    return environment.from_string(_text(template)).render(
+    environment = Environment(
+        loader=FunctionLoader(_text), autoescape=select_autoescape(), undefined=StrictUndefined, cache_size=0
+    )
+    return environment.get_template(template).render(
         title=title,
         version=__version__,
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
