@@ -11,26 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kilter import cli
-
 SMALL = ["--rows", "300", "--clients", "3", "--model", "linear", "--partition", "iid", "--workers", "1"]
-
-
-@pytest.fixture
-def kilter(tmp_path, monkeypatch, capfd):
-    """Runs the command in this process: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["kilter", *words])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as e:
-            code = int(e.code or 0)
-        return (code, *capfd.readouterr())
-
-    return run
 
 
 def test_a_run_leaves_everything_to_read_and_repeat_it(kilter, tmp_path):

@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kilter import cli
 from kilter.methods import methods
 from kilter.tasks.kinds import KINDS
 
 NATURAL = ["--partition", "natural", "--clients", "0", "--workers", "1"]
-
-
-@pytest.fixture
-def kilter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
-    """Runs the command in this process: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["kilter", *words])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as e:
-            code = int(e.code or 0)
-        return (code, *capfd.readouterr())
-
-    return run
 
 
 def patients(folder: Path, rows: int = 240) -> None:
