@@ -14,7 +14,7 @@ from kilter.commands import hub, inspect, listing, network, report, run, show, s
 from kilter.commands.experiment_options import stderr
 from kilter.errors import Mistake
 
-NETWORK_LIBRARIES = ("grpc", "cryptography")  # an extra: a command that needs them says so
+NETWORK_LIBRARIES = ("grpc", "cryptography", "prometheus_client")  # an extra: a command that needs them says so
 app = typer.Typer(
     name="kilter",
     help="Federated learning for data that is off kilter.",

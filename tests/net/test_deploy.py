@@ -76,7 +76,7 @@ def test_a_dry_run_shows_what_would_leave_and_status_and_metrics_tell(place: Cal
     assert "here: b" in told
     assert "away: a, c" in told
     text = urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=20).read().decode()
-    assert 'kilter_site_up{site="b"} 1' in text
-    assert 'kilter_site_up{site="c"} 0' in text
+    assert 'kilter_site_up{site="b"} 1.0' in text
+    assert 'kilter_site_up{site="c"} 0.0' in text
     refused = here.join("c", "--allow-methods", "fedavg").wait(code=2)
     assert "only allows fedavg" in refused

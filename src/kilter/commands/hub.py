@@ -66,12 +66,12 @@ def site_run(
     config: Config = Path("site.toml"), log_file: LogFile = None, log_json: LogJson = False, quiet: Quiet = False
 ) -> None:
     """Serve the runs of a hub at this site, under its policy. Start it again after a crash: nothing is lost."""
-    from kilter.hub.agent import Agent, run_agent
     from kilter.hub.config import read_site
+    from kilter.hub.run_hub import run_agent
 
     prepare(quiet, log_file, log_json)
     settings = read_site(config)
-    _run_until_stopped(lambda: run_agent(Agent(settings)))
+    _run_until_stopped(lambda: run_agent(settings))
 
 
 def _run_until_stopped(work: Callable[[], Coroutine[object, object, None]]) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kilter.core import Rows
     from kilter.data import Preparation, Schema, TableOptions
     from kilter.experiment import Experiment
+    from kilter.net.metrics import MetricsPort
     from kilter.net.policy import SitePolicy
     from kilter.net.site import Site
     from kilter.net.tls import Identity
@@ -32,7 +33,9 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: names are no
 Largest = Annotated[int, typer.Option(help="Most bytes in a letter.")]
 Device = Annotated[str, typer.Option(help="Where to train: auto, cpu, cuda, cuda:1, mps or xpu.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Log only problems.")]
-Metrics = Annotated[str, typer.Option(help="HOST:PORT on this machine for Prometheus.", show_default=False)]
+Metrics = Annotated[str, typer.Option(help="HOST:PORT of metrics (Prometheus) and health checks.", show_default=False)]
+MetricsTls = Annotated[Path | None, typer.Option(help="Folder with key.pem and cert.pem: metrics over HTTPS.")]
+MetricsToken = Annotated[Path | None, typer.Option(help="File with the token that readers of metrics must send.")]
 RunFolder = Annotated[str, typer.Option("--out", help="Run folder; reuse the folder to resume.", show_default=False)]
 StateDir = Annotated[Path, typer.Option(help="Where this site keeps its state, approvals and audit log.")]
 Policy = Annotated[Path | None, typer.Option(help="This site's policy (site.toml).", show_default=False)]
@@ -59,6 +62,8 @@ def serve(
     folder: RunFolder = "",
     largest: Largest = LARGEST,
     metrics: Metrics = "",
+    metrics_tls: MetricsTls = None,
+    metrics_token: MetricsToken = None,
     revoked: Annotated[
         Path | None, typer.Option(help="The authority's list of revoked certificates.", show_default=False)
     ] = None,
@@ -80,15 +85,29 @@ def serve(
     from kilter.runtimes.interrupts import stoppable
 
     prepare(quiet, log_file, log_json)
-    for address in filter(None, (metrics, dashboard)):
-        address_of(address)
+    port = _metrics_port(metrics, metrics_tls, metrics_token)
+    if dashboard:
+        address_of(dashboard)
     identity = tls.identity(tls_, insecure, listen)
     run = ServerRun(Experiment.read(file), tls.words(sites), quorum, deadline, grace, data, folder)
     server = GrpcServer(listen, identity, run.sites or None, largest, revocation_list(revoked, identity))
     me = identity.name if identity else "server"
     out.print(f"Listening on {listen.rpartition(':')[0]}:{server.port} as {me}; run folder {run.where}")
     with stoppable():
-        run.run(server, me, out, metrics, dashboard)
+        run.run(server, me, out, port, dashboard)
+
+
+def _metrics_port(address: str, tls_: Path | None, token: Path | None) -> MetricsPort | None:
+    """Where to serve metrics; None: nowhere."""
+    from kilter.net.metrics import MetricsPort
+    from kilter.net.ports import split_address
+
+    if not address:
+        return None
+    split_address(address)
+    port = MetricsPort(address, tls_, token)
+    port.check()
+    return port
 
 
 def site_policy(
@@ -238,6 +257,8 @@ def peer(
     device: Device = "cpu",
     largest: Largest = LARGEST,
     metrics: Metrics = "",
+    metrics_tls: MetricsTls = None,
+    metrics_token: MetricsToken = None,
     insecure: Insecure = False,
     log_file: LogFile = None,
     log_json: LogJson = False,
@@ -249,6 +270,7 @@ def peer(
     from kilter.runtimes.interrupts import stoppable
 
     prepare(quiet, log_file, log_json)
+    port = _metrics_port(metrics, metrics_tls, metrics_token)
     experiment, addresses, classes, schema = _read_peers(peers, me)
     listen = listen or addresses[me]
     identity = tls.identity(tls_, insecure, listen)
@@ -261,7 +283,7 @@ def peer(
         fed.set_device(device)
         out.print(f"Listening on {host}:{fed.transport.port} as {me}; run folder {run.where}")
         with stoppable():
-            run.run(fed, out, metrics)
+            run.run(fed, out, port)
 
 
 def _read_peers(

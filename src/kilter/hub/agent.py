@@ -221,10 +221,3 @@ class Agent:
             await outbox.wait()
             outbox.clear()
             await stream.write(encode(AgentReport([run.report() for run in self.runs.values()])))
-
-
-async def run_agent(agent: Agent) -> None:
-    """Until interrupted."""
-    async with asyncio.TaskGroup() as group:
-        group.create_task(agent.look_after_runs())
-        group.create_task(agent.stay_connected())

@@ -1,4 +1,4 @@
-"""A hub from start to end: its port, its queue and its metrics."""
+"""Hubs and agents from start to end: ports, queue and metrics."""
 
 from __future__ import annotations
 
@@ -6,11 +6,30 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from kilter.hub.config import HubConfig
+from kilter.hub.agent import Agent
+from kilter.hub.config import HubConfig, SiteConfig
 from kilter.hub.hub import Hub
+from kilter.hub.hub_metrics import agent_unready, agent_values, hub_values
 from kilter.hub.service import HubService
+from kilter.net.metrics import MetricsPort, Values, publish
 from kilter.net.revocation import revocation_list
 from kilter.net.tls import Identity
+
+
+async def _values(hub: Hub, identity: Identity) -> Values:
+    return hub_values(hub, identity)
+
+
+async def run_agent(config: SiteConfig) -> None:
+    """Until cancelled. Runs resume when it starts again."""
+    os.umask(0o077)
+    agent = Agent(config)
+    if config.metrics:
+        port = MetricsPort(config.metrics, config.metrics_tls, config.metrics_token)
+        publish(port, lambda: agent_values(agent), lambda: agent_unready(agent))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(agent.look_after_runs())
+        group.create_task(agent.stay_connected())
 
 
 async def serve_hub(config: HubConfig, say: Callable[[str], None]) -> None:
@@ -20,6 +39,14 @@ async def serve_hub(config: HubConfig, say: Callable[[str], None]) -> None:
     service = HubService(Hub(config), identity, revocation_list(config.revoked, identity))
     server, port = await service.open(config.listen)
     say(f"Hub {identity.name} listens on {config.listen.rpartition(':')[0]}:{port}; state in {config.state}")
+    loop = asyncio.get_running_loop()
+
+    def values() -> Values:
+        """Read in the loop's thread, which owns the queue."""
+        return asyncio.run_coroutine_threadsafe(_values(service.hub, identity), loop).result(5.0)
+
+    if config.metrics:
+        publish(MetricsPort(config.metrics, config.metrics_tls, config.metrics_token), values)
     try:
         await service.hub.run()
     finally:

@@ -15,6 +15,7 @@ from kilter.errors import Mistake
 from kilter.experiment import Experiment
 from kilter.net.audit import AuditLog
 from kilter.net.data_description import DataDescription
+from kilter.net.metrics import MetricsPort
 from kilter.net.peer import PeerRuntime
 from kilter.net.peer_transport import PeerTransport
 from kilter.net.policy import SitePolicy
@@ -96,7 +97,7 @@ class PeerRun:
         fed.private_seed = private_seed(self.where)
         return fed
 
-    def run(self, fed: PeerRuntime, out: Console, metrics: str = "") -> None:
+    def run(self, fed: PeerRuntime, out: Console, metrics: MetricsPort | None = None) -> None:
         """Wait for enough peers, run to the end, show the result."""
         transport = fed.transport
         board = StatusBoard(

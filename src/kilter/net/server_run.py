@@ -23,6 +23,7 @@ from kilter.net.data_description import DataDescription
 from kilter.net.data_preparation import prepare_data
 from kilter.net.fields import check_name
 from kilter.net.messages import Goodbye
+from kilter.net.metrics import MetricsPort
 from kilter.net.peer import PeerRuntime
 from kilter.net.server import ServerRuntime
 from kilter.net.status import StatusBoard
@@ -128,7 +129,9 @@ class ServerRun:
             )
         return Rows(tables, split.test.index), public and Rows(tables, public.index)
 
-    def run(self, transport: Transport, me: str, out: Console, metrics: str = "", dashboard: str = "") -> None:
+    def run(
+        self, transport: Transport, me: str, out: Console, metrics: MetricsPort | None = None, dashboard: str = ""
+    ) -> None:
         """Wait for a quorum, run to the end, show the result; sites are told why the server stops, whatever happens."""
         try:
             if self.finished:
@@ -148,7 +151,7 @@ class ServerRun:
         transport.close(Goodbye(True))
         show_result(self.where, out)
 
-    def _lead(self, transport: Transport, me: str, out: Console, metrics: str, dashboard: str) -> None:
+    def _lead(self, transport: Transport, me: str, out: Console, metrics: MetricsPort | None, dashboard: str) -> None:
         experiment = self.experiment
         agreed = self._agree(transport, out)
         description = agreed.description
@@ -177,6 +180,7 @@ class ServerRun:
             lambda: (transport.sites, dict(transport.traffic), transport.last_error),
             transport.activity,
             transport.identity,
+            runtime.enough,
         )
         transport.status = board.read
         if metrics:

@@ -1,25 +1,29 @@
-"""What a running server or peer says about itself: `kilter status`, and metrics for Prometheus on an optional local port."""
+"""What a running server or peer says about itself: `kilter status`, the dashboard, and metrics for Prometheus."""
 
 from __future__ import annotations
 
-import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
-from kilter.errors import Mistake
-from kilter.net.ports import cannot_listen, split_address
-from kilter.net.tls import Identity, is_loopback
+from kilter.net.metrics import MetricName, MetricsPort, Values, publish
+from kilter.net.tls import Identity
 from kilter.net.transport import SiteActivity
 from kilter.records.types import Round
 from kilter.runtimes.base import Runtime
 
-MOST_REQUESTS = 8  # metrics requests that are answered at the same time; more are turned away
-REQUEST_SECONDS = 5.0  # within which a request must be complete
+ROUND = MetricName("kilter_round", "The round that runs.")
+ROUNDS = MetricName("kilter_rounds", "Rounds of the run.")
+FINISHED_ROUNDS = MetricName("kilter_finished_rounds", "Rounds that are finished.")
+FAILURES = MetricName("kilter_failures", "Calls that failed.", "counter")
+RECEIVED = MetricName("kilter_received_bytes", "Bytes of bodies that arrived.", "counter")
+SENT = MetricName("kilter_sent_bytes", "Bytes that were sent.", "counter")
+CERTIFICATE_DAYS = MetricName("kilter_certificate_days", "Days until the certificate of this process expires.")
+SITE_UP = MetricName("kilter_site_up", "Whether a site is connected.", label="site")
+SITE_FAILURES = MetricName("kilter_site_failures", "Calls that failed at a site.", "counter", "site")
+SITE_RECEIVED = MetricName("kilter_site_received_bytes", "Bytes of bodies that arrived from a site.", "counter", "site")
+SITE_ANSWER = MetricName("kilter_site_answer_seconds", "Seconds a site took for its last answer.", label="site")
 Snapshot = tuple[Collection[str], Mapping[str, int], str]  # who is connected, bytes in and out, the last error
 NO_ACTIVITY: Mapping[str, SiteActivity] = {}
 
@@ -35,9 +39,10 @@ class StatusBoard:
         snapshot: Callable[[], Snapshot],
         activity: Mapping[str, SiteActivity] = NO_ACTIVITY,
         identity: Identity | None = None,
+        enough: int = 0,
     ) -> None:
         self.me, self.fed, self.rounds, self.snapshot, self.activity = me, fed, rounds, snapshot, activity
-        self.identity = identity
+        self.identity, self.enough = identity, enough  # sites that the run needs to go on
         self.done = 0
         self.failures = 0
         self.failed: Counter[str] = Counter()  # calls by site
@@ -66,7 +71,7 @@ class StatusBoard:
 
     def _days_left(self) -> float | None:
         """Days until my certificate expires."""
-        left = self.identity.days_left() if self.identity else None
+        left = self.identity.renewed().days_left() if self.identity else None
         return None if left is None else round(left, 1)
 
     def with_sites(self) -> dict[str, Any]:
@@ -85,81 +90,28 @@ class StatusBoard:
             }
         return {**status, "sites": sites}
 
-    def text(self) -> str:
-        """In the format of Prometheus."""
-        status = self.read()
-        lines = [
-            f"kilter_round {status['round']}",
-            f"kilter_rounds {status['rounds']}",
-            f"kilter_finished_rounds {status['finished_rounds']}",
-            f"kilter_failures_total {status['failures']}",
-            f"kilter_received_bytes_total {status['bytes_in']}",
-            f"kilter_sent_bytes_total {status['bytes_out']}",
-            *([] if status["certificate_days"] is None else [f"kilter_certificate_days {status['certificate_days']}"]),
-            *(f'kilter_site_up{{site="{i}"}} {int(i in status["here"])}' for i in self.fed.ids if i != self.me),
-        ]
-        return "\n".join(lines) + "\n"
+    def metrics(self) -> Values:
+        """The values for Prometheus."""
+        status, sites = self.read(), self.with_sites()["sites"]
+        return {
+            ROUND: status["round"],
+            ROUNDS: status["rounds"],
+            FINISHED_ROUNDS: status["finished_rounds"],
+            FAILURES: status["failures"],
+            RECEIVED: status["bytes_in"],
+            SENT: status["bytes_out"],
+            CERTIFICATE_DAYS: status["certificate_days"],
+            SITE_UP: {name: float(site["connected"]) for name, site in sites.items()},
+            SITE_FAILURES: {name: site["failures"] for name, site in sites.items()},
+            SITE_RECEIVED: {name: site["bytes_in"] for name, site in sites.items()},
+            SITE_ANSWER: {n: s["answer_seconds"] for n, s in sites.items() if s["answer_seconds"] is not None},
+        }
 
-    def publish(self, address: str) -> int:
-        """Serve the metrics on this address from now on; the port. Loopback only: the port has no authentication."""
-        host, port = split_address(address)
-        if not is_loopback(f"{host}:{port}"):
-            raise Mistake(
-                f"--metrics works on this machine only (127.0.0.1), not on '{address}': let Prometheus reach it by a proxy."
-            )
-        try:
-            server = MetricsServer((host, port), self.text)
-        except (OSError, OverflowError) as e:
-            raise cannot_listen(address, str(e)) from None
-        threading.Thread(target=server.serve_forever, name="kilter-metrics", daemon=True).start()
-        return int(server.server_address[1])
+    def unready(self) -> str:
+        """Why the run cannot go on now; empty if it can."""
+        here = len(self.read()["here"])
+        return "" if here >= self.enough else f"{here} sites are connected, and the run needs {self.enough}"
 
-
-class MetricsServer(HTTPServer):
-    """Answers at most MOST_REQUESTS at a time, each for REQUEST_SECONDS at most; the others are turned away at once."""
-
-    def __init__(self, address: tuple[str, int], text: Callable[[], str]) -> None:
-        self.text = text
-        self._free = threading.BoundedSemaphore(MOST_REQUESTS)
-        super().__init__(address, MetricsRequest)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        threading.Thread(target=self._answer, args=(request, client_address), daemon=True).start()
-
-    def _answer(self, request: socket.socket, client_address: Any) -> None:
-        timer = threading.Timer(REQUEST_SECONDS, _hang_up, [request])  # also for a request that drips byte by byte
-        timer.daemon = True
-        timer.start()
-        try:
-            with suppress(OSError):  # the client is gone
-                self.finish_request(request, client_address)
-        finally:
-            timer.cancel()
-            self.shutdown_request(request)
-            self._free.release()
-
-
-def _hang_up(request: socket.socket) -> None:
-    with suppress(OSError):
-        request.shutdown(socket.SHUT_RDWR)
-
-
-class MetricsRequest(BaseHTTPRequestHandler):
-    """GET: the metrics."""
-
-    server: MetricsServer
-    timeout = REQUEST_SECONDS
-
-    def do_GET(self) -> None:
-        body = self.server.text().encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "text/plain; version=0.0.4")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
+    def publish(self, port: MetricsPort) -> int:
+        """Serve the metrics from now on; the port."""
+        return publish(port, self.metrics, self.unready)
