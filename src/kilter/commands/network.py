@@ -179,7 +179,7 @@ def join(
     options |= {"image_size": image_size, "image_mode": image_mode, "task": task, "event": event}
     table, (where, *_) = _table_options(options), parse(device)
     dataset = kdata.load(data, table=table, prepare=False)
-    site = Site(me, dataset, state_dir, allowed, data, identity, largest, ask, server_name, table, where, job)
+    site = Site(me, dataset, state_dir, allowed, data, identity, largest, ask, server_name, table, where, job=job)
     if approvals is not None:
         site.share_approvals(approvals)
     for digest in approve or ():

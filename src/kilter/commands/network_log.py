@@ -40,7 +40,10 @@ class PlainFormatter(logging.Formatter):
 
 
 def prepare(quiet: bool, file: Path | None = None, as_json: bool = False) -> None:
-    """Start the log; new files are private."""
+    """Start the log, and traces if the environment asks for them; new files are private."""
+    from kilter.net.tracing import configure
+
+    configure()
     os.umask(0o077)
     logger = logging.getLogger("kilter.net")
     handler: logging.Handler

@@ -14,6 +14,7 @@ from typing import Literal
 from kilter.net.data_description import DataDescription
 from kilter.net.fields import Fields, Place, check_name, printable
 from kilter.net.frames import Head
+from kilter.net.tracing import checked_parent
 from kilter.records.wire import Malformed
 from kilter.runtimes.step_names import StepName
 
@@ -177,6 +178,7 @@ class Order:
     state: StateMark | None = None  # the site's state after that reply
     mail: MailMark | None = None
     cards: dict[str, Card] = field(default_factory=dict)
+    trace: str = ""  # the call's place in a trace (W3C traceparent); empty: nothing is traced
 
     @property
     def place(self) -> Place:
@@ -195,6 +197,7 @@ class Order:
             "state": None if self.state is None else self.state.plain(),
             "mail": None if self.mail is None else self.mail.plain(),
             "cards": {name: card.plain() for name, card in self.cards.items()},
+            **({"trace": self.trace} if self.trace else {}),
         }
 
     @staticmethod
@@ -211,6 +214,7 @@ class Order:
             None if state is None else StateMark.parse(state),
             None if mail is None else MailMark.parse(mail),
             {check_name(name): Card.parse(card) for name, card in fields.table("cards").items()},
+            checked_parent(fields.text("trace", 64, optional=True)),
         )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import mmap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from kilter.core import Note, Tree
 from kilter.net.fields import Fields, finite
+from kilter.records import wire
 from kilter.records.wire import Malformed
 
 NOTE_TEXT, NOTE_FIELDS, NOTES = 500, 2_000, 50  # longest sentence; most entries of a table; most notes of a reply
@@ -137,3 +140,16 @@ def check_counts(reply: Tree, most: int) -> None:
     elif isinstance(reply, list | tuple):
         for value in reply:
             check_counts(value, most)
+
+
+def read_again(body: mmap.mmap) -> Tree:
+    """A checked reply, from its file."""
+    tree: Tree = wire.decode(body)["reply"]
+    body.madvise(mmap.MADV_DONTNEED)
+    return tree
+
+
+def writes_letters(step: object) -> bool | None:
+    """Whether a step returns letters, by its annotation; None if it has none."""
+    annotation = inspect.signature(step).return_annotation if callable(step) else inspect.Signature.empty
+    return None if annotation is inspect.Signature.empty else "Post" in str(annotation)

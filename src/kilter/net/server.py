@@ -7,7 +7,6 @@ Whatever a site sends is parsed and checked here; what does not fit is that site
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import mmap
@@ -28,7 +27,8 @@ from kilter.errors import Mistake
 from kilter.net.fields import RESERVED, Place
 from kilter.net.frames import Body, Head
 from kilter.net.messages import Card, Goodbye, MailMark, Order, Refusal, Reply, StateMark, kind_of
-from kilter.net.results import StepResult, check_counts, check_report
+from kilter.net.results import StepResult, check_counts, check_report, read_again, writes_letters
+from kilter.net.tracing import RoundTraces
 from kilter.net.transport import ConnectedSite, Transport
 from kilter.records import wire
 from kilter.runtimes.base import Runtime
@@ -37,9 +37,9 @@ from kilter.runtimes.step_runner import Absent, Done, StepFailed
 
 log = logging.getLogger("kilter.net")
 
-ACCEPTED, BEGAN = RESERVED[
-    1:
-]  # kept in the checkpoint: each site's last accepted reply; the state that peers start from
+_, ACCEPTED, BEGAN = (
+    RESERVED  # kept in the checkpoint: each site's last accepted reply; the state that peers start from
+)
 REMARKS = 1000  # most remarks on record in one round, and orders whose late answers are recognised
 
 
@@ -95,7 +95,7 @@ class ServerRuntime(Runtime):
             raise Mistake(
                 "Over a network the server aggregates (star), or every site does (full, ring, ...), not in turn."
             )
-        self.run, self.session, self.classes = run, uuid.uuid4().hex, classes
+        self.run, self.session, self.classes, self.traces = run, uuid.uuid4().hex, classes, RoundTraces(run)
         if quorum is not None and not 1 <= quorum <= len(self.ids):
             raise Mistake(f"The quorum is a number of sites from 1 to {len(self.ids)}, not {quorum}.")
         self.quorum = len(self.ids) if quorum is None else quorum  # to begin
@@ -184,6 +184,7 @@ class ServerRuntime(Runtime):
             None if known is None else StateMark(known["instance"], known["generation"]),
             call.mail,
             call.cards,
+            self.traces.parent,
         )
 
     # In the script's thread ------------------------------------------------------------------------------------------
@@ -191,8 +192,12 @@ class ServerRuntime(Runtime):
     def execute(self, name: StepName, messages: Mapping[str, Tree]) -> Mapping[str, Done]:
         if not messages:
             return {}
-        call = self._ask(name, messages)
-        warned = False
+        with self.traces.call(self.round, str(name)):
+            return self._collect(self._ask(name, messages))
+
+    def _collect(self, call: Call) -> dict[str, Done]:
+        """The replies to a call, decoded as they come; waits as long as the deadline and the quorum say."""
+        name, warned = call.step, False
         while True:
             with self._transport.changed:
                 left = self._seconds_left(call)
@@ -263,7 +268,7 @@ class ServerRuntime(Runtime):
             tree, Post
         ):  # it is in a file already: read it when it is needed
             body.madvise(mmap.MADV_DONTNEED)
-            done.kept = Unread(partial(_read_again, body))
+            done.kept = Unread(partial(read_again, body))
         return done
 
     def _same_kind(self, step: StepName, done: dict[str, Done]) -> dict[str, Done]:
@@ -271,7 +276,7 @@ class ServerRuntime(Runtime):
         kinds = {i: isinstance(d.kept, Post) for i, d in done.items() if d.error is None}
         letters = step.kind is StepKind.SPREAD
         if step.kind is StepKind.METHOD and kinds:
-            annotated = _writes_letters(getattr(self._method, step.step, None))
+            annotated = writes_letters(getattr(self._method, step.step, None))
             letters = Counter(kinds.values()).most_common(1)[0][0] if annotated is None else annotated
         for i, is_letters in kinds.items():
             if is_letters != letters:
@@ -385,16 +390,3 @@ class ServerRuntime(Runtime):
 
     def __exit__(self, kind: object, *_: object) -> None:
         self.close(finished=kind is None)
-
-
-def _read_again(body: mmap.mmap) -> Tree:
-    """A checked reply, from its file."""
-    tree: Tree = wire.decode(body)["reply"]
-    body.madvise(mmap.MADV_DONTNEED)
-    return tree
-
-
-def _writes_letters(step: object) -> bool | None:
-    """Whether a step returns letters, by its annotation; None if it has none."""
-    annotation = inspect.signature(step).return_annotation if callable(step) else inspect.Signature.empty
-    return None if annotation is inspect.Signature.empty else "Post" in str(annotation)

@@ -190,6 +190,7 @@ class ServerRun:
         if description.needs_statistics and agreed.preparation is None:
             self._prepare(agreed, runtime, out)
         run_rounds(experiment, description.row_facts(runtime.preparation), runtime, self.store, board, out)
+        runtime.traces.end()
 
     def _prepare(self, agreed: Agreement, runtime: ServerRuntime, out: Console) -> None:
         """Fit the preparation on statistics of the sites, keep it in the run folder, and tell the sites."""

@@ -38,6 +38,7 @@ from kilter.net.site_models import save_models
 from kilter.net.site_state import SiteState, StateDirectory
 from kilter.net.terms import Terms, own_data
 from kilter.net.tls import Identity
+from kilter.net.tracing import site_span
 from kilter.records import wire
 from kilter.runtimes.base import fingerprint
 from kilter.runtimes.devices import make_repeatable
@@ -227,7 +228,8 @@ class Site:
             stored = self._last[1]
         else:
             try:
-                stored = self.state.begin(order) or self._run(order, body)
+                with site_span(order.trace, self.name, str(order.step), order.round):
+                    stored = self.state.begin(order) or self._run(order, body)
             except Exception as e:  # whatever it is, the site stays up, and the server learns that there is no reply
                 log.error(
                     "round %d, %s: %s", order.round, order.step, e, exc_info=None if isinstance(e, Mistake) else e
