@@ -15,10 +15,10 @@ from kilter.net.data_description import DataDescription
 from kilter.net.fields import Fields, Place, check_name, printable
 from kilter.net.frames import Head
 from kilter.net.tracing import checked_parent
+from kilter.net.versions import PROTOCOLS, common_protocol, read_range
 from kilter.records.wire import Malformed
 from kilter.runtimes.step_names import StepName
 
-PROTOCOL = 3
 MOST_ROWS = 10**10  # rows that a site may announce
 
 
@@ -82,11 +82,18 @@ class Hello:
     instance: str  # of its state directory
     card: Card
     purpose: Literal["join", "dry-run"] = "join"
+    protocols: tuple[int, int] = PROTOCOLS  # oldest and newest that it speaks
+
+    @property
+    def protocol(self) -> int:
+        """The newest protocol that both sides speak."""
+        return common_protocol(self.protocols)
 
     def head(self) -> Head:
         return {
             "kind": "hello",
-            "protocol": PROTOCOL,
+            "protocol": self.protocols[0],  # all that a release before ranges looks at
+            "protocols": list(self.protocols),
             "name": self.name,
             "data": self.description.plain(),
             "rows": self.rows,
@@ -98,8 +105,8 @@ class Hello:
     @staticmethod
     def parse(head: Mapping[str, object]) -> Hello:
         fields = _expect(head, "hello")
-        if head.get("protocol") != PROTOCOL:
-            raise Malformed("it speaks another protocol: install the same version of kilter on both sides")
+        protocols = read_range(head)
+        common_protocol(protocols)
         purpose = fields.text("purpose", 20)
         if purpose not in ("join", "dry-run"):
             raise fields.bad("purpose", "join or dry-run")
@@ -110,6 +117,7 @@ class Hello:
             fields.identifier("instance"),
             Card.parse(head.get("card")),
             "join" if purpose == "join" else "dry-run",
+            protocols,
         )
 
 
@@ -322,11 +330,14 @@ class PeerHello:
     round: int
 
     def head(self) -> Head:
-        return {"kind": "hello", "run": self.run, "from": self.sender, "to": self.to, "round": self.round}
+        fields: Head = {"kind": "hello", "run": self.run, "from": self.sender, "to": self.to, "round": self.round}
+        return {**fields, "protocol": PROTOCOLS[0], "protocols": list(PROTOCOLS)}
 
     @staticmethod
     def parse(head: Mapping[str, object]) -> PeerHello:
         fields = _expect(head, "hello")
+        if "protocol" in head:  # releases before ranges do not say
+            common_protocol(read_range(head), "peer")
         return PeerHello(fields.text("run", 64), fields.name("from"), fields.name("to"), fields.integer("round"))
 
 

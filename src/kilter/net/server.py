@@ -26,7 +26,7 @@ from kilter.data.preparation import AnyPreparation, check_statistics
 from kilter.errors import Mistake
 from kilter.net.fields import RESERVED, Place
 from kilter.net.frames import Body, Head
-from kilter.net.messages import Card, Goodbye, MailMark, Order, Refusal, Reply, StateMark, kind_of
+from kilter.net.messages import Card, Goodbye, Hello, MailMark, Order, Refusal, Reply, StateMark, kind_of
 from kilter.net.results import StepResult, check_counts, check_report, read_again, writes_letters
 from kilter.net.tracing import RoundTraces
 from kilter.net.transport import ConnectedSite, Transport
@@ -118,7 +118,7 @@ class ServerRuntime(Runtime):
         self._terms = terms or (lambda runtime, name: {"kind": "terms", "run": runtime.run})
         with transport.changed:
             transport.on_message, transport.on_arrival = self._on_message, self._on_arrival
-            transport.rehearsal = lambda hello: self._terms(self, hello.name)
+            transport.rehearsal = self._terms_for
             for site in list(transport.sites.values()):
                 self._on_arrival(site)
 
@@ -139,10 +139,14 @@ class ServerRuntime(Runtime):
             self._remark(site.name, "hello", "it came back with another state directory")
         self._hellos[site.name] = hello.rows, hello.instance
         self._cards[site.name] = hello.card
-        self._transport.send(site.name, self._terms(self, site.name), b"")
+        self._transport.send(site.name, self._terms_for(hello), b"")
         call = self._call
         if call and site.name in call.waiting:
             self._transport.send(site.name, self._order(call, site.name).head(), call.bodies[site.name])
+
+    def _terms_for(self, hello: Hello) -> Head:
+        """The terms for a site, in the newest protocol that it speaks, too."""
+        return {**self._terms(self, hello.name), "protocol": hello.protocol}
 
     def _on_message(self, name: str, head: Head, body: Body) -> str | None:
         """A message from a site; a reason if its stream must end."""
@@ -372,8 +376,8 @@ class ServerRuntime(Runtime):
     def announce_terms(self) -> None:
         """Send the terms again, because they hold more now."""
         with self._transport.changed:
-            for name in self._transport.sites:
-                self._transport.send(name, self._terms(self, name), b"")
+            for name, site in self._transport.sites.items():
+                self._transport.send(name, self._terms_for(site.hello), b"")
 
     def wait(self) -> None:
         """Until a quorum is connected."""

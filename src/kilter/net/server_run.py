@@ -29,11 +29,15 @@ from kilter.net.server import ServerRuntime
 from kilter.net.status import StatusBoard
 from kilter.net.terms import Terms, agree_on_data, difference
 from kilter.net.transport import Transport
+from kilter.net.versions import Steps, upgraded
 from kilter.records.run_folder import Store, write
 from kilter.records.types import Round
 from kilter.records.wire import Malformed
 from kilter.report.progress import Progress
 from kilter.report.result import show_result
+
+VERSION = 2  # of run.json
+UPGRADES: Steps = {1: lambda plain: {"preparation": None, **plain}}  # release 0.1 prepared no data
 
 
 @dataclass(frozen=True)
@@ -47,16 +51,23 @@ class Agreement:
 
     def text(self) -> str:
         preparation = None if self.preparation is None else self.preparation.plain()
-        plain = {"run": self.run, "sites": self.sites, "data": self.description.plain(), "preparation": preparation}
+        plain = {
+            "version": VERSION,
+            "run": self.run,
+            "sites": self.sites,
+            "data": self.description.plain(),
+            "preparation": preparation,
+        }
         return json.dumps(plain, indent=2)
 
     @staticmethod
     def read(path: Path) -> Agreement:
         try:
-            plain = json.loads(path.read_text())
-            known = plain.get("preparation")
+            plain = upgraded(dict(json.loads(path.read_text())), VERSION, UPGRADES, path)
+            known = plain["preparation"]
             preparation = None if known is None else parse_preparation(known)
-            return Agreement(str(plain["run"]), list(plain["sites"]), DataDescription.parse(plain["data"]), preparation)
+            sites = [str(name) for name in plain["sites"]]  # type: ignore[attr-defined]
+            return Agreement(str(plain["run"]), sites, DataDescription.parse(plain["data"]), preparation)
         except (OSError, ValueError, LookupError, TypeError, Malformed):
             raise Mistake(f"'{path}' is damaged: choose another --out to start a new run.") from None
 

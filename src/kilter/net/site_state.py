@@ -20,15 +20,20 @@ import secrets
 from dataclasses import asdict, dataclass, replace
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 from kilter.core import Tree
 from kilter.errors import Mistake
 from kilter.net.fields import HEX, Place
 from kilter.net.frames import Head
 from kilter.net.messages import Order, Reply, StateMark
+from kilter.net.versions import Steps, upgraded
 from kilter.records import wire
 from kilter.records.checksums import checksum
 from kilter.records.run_folder import cannot_write, write
+
+VERSION = 2  # of index.json
+UPGRADES: Steps = {1: lambda plain: plain}  # release 0.1 wrote no version; the fields are the same
 
 
 def lock(path: Path, why: str) -> TextIOWrapper:
@@ -104,16 +109,17 @@ class Index:
     next_file: int = 0
 
     def text(self) -> str:
-        plain = json.dumps(asdict(self), sort_keys=True)
+        plain = json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True)
         return json.dumps({"checksum": checksum(plain.encode()), "index": plain})
 
     @staticmethod
-    def read(text: str) -> Index:
-        """ValueError or TypeError if the text was altered."""
+    def read(text: str, path: Path) -> Index:
+        """ValueError or TypeError if the text was altered; a Mistake if a newer release wrote it."""
         outer = json.loads(text)
         if checksum(outer["index"].encode()) != outer["checksum"]:
             raise ValueError
-        plain = json.loads(outer["index"])
+        plain: dict[str, Any] = upgraded(json.loads(outer["index"]), VERSION, UPGRADES, path)
+        del plain["version"]
         stored = {k: StoredFile(**plain[k]) for k in ("state", "undo", "base", "reply") if plain[k] is not None}
         mark = None if plain["mark"] is None else (plain["mark"][0], plain["mark"][1])
         return Index(**{**plain, "mark": mark, **stored})
@@ -130,7 +136,7 @@ class SiteState:
         self._lock = lock(self.folder / ".lock", f"Another process works in '{self.folder}'.")
         path = self.folder / "index.json"
         try:
-            self.index = Index.read(path.read_text()) if path.exists() else Index()
+            self.index = Index.read(path.read_text(), path) if path.exists() else Index()
         except (OSError, ValueError, TypeError, LookupError, AttributeError):
             raise self._damaged(path) from None
 

@@ -24,6 +24,7 @@ from kilter.experiment import Experiment
 from kilter.net.data_description import DataDescription
 from kilter.net.fields import Fields
 from kilter.net.frames import Head
+from kilter.net.versions import PROTOCOLS, common_protocol
 from kilter.records.wire import Malformed
 from kilter.topology import Topology
 
@@ -62,6 +63,7 @@ class Terms:
     peers: tuple[str, ...]  # the sites that this site may write to
     sealed: bool  # sites write to each other, and the server passes on sealed letters that it cannot read
     preparation: AnyPreparation | None = None  # how to prepare rows, fitted on statistics of the sites; None: not yet
+    protocol: int = PROTOCOLS[0]  # that the server chose
 
     @staticmethod
     def write(
@@ -108,7 +110,7 @@ class Terms:
             raise Malformed("terms were expected")
         experiment = fields.table("experiment")
         if not set(experiment) <= set(SENT):
-            raise Malformed("the terms name unknown fields: install the same version of kilter on both sides")
+            raise Malformed("the terms name unknown fields: update kilter at this site")
         _check_plain(experiment)
         return Terms(
             fields.identifier("run"),
@@ -120,6 +122,7 @@ class Terms:
             fields.names("peers"),
             fields.flag("sealed"),
             _preparation(head),
+            _protocol(fields, head),
         )
 
     @property
@@ -127,6 +130,12 @@ class Terms:
         """What a site approves."""
         text = json.dumps(self._agreed(), sort_keys=True, separators=(",", ":"))
         return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _protocol(fields: Fields, head: Mapping[str, object]) -> int:
+    """The protocol that the server chose; releases before ranges do not say."""
+    chosen = fields.integer("protocol", 1) if "protocol" in head else PROTOCOLS[0]
+    return common_protocol((chosen, chosen), "server")
 
 
 def _preparation(head: Mapping[str, object]) -> AnyPreparation | None:
