@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -220,3 +222,20 @@ def test_terms_with_anything_unknown_in_them_are_refused(tmp_path: Path) -> None
 def test_torch_stays_at_one_thread_at_a_site(tmp_path: Path) -> None:
     make_site(tmp_path)
     assert torch.get_num_threads() == 1
+
+
+def test_a_run_starts_no_more_processes_than_the_policy_allows() -> None:
+    code = """
+import os, subprocess, sys
+from kilter.net.limits import limit_processes
+from kilter.net.policy import PolicyViolation
+limit_processes(1)
+subprocess.run([sys.executable, "-c", ""], check=True)
+for start in (lambda: subprocess.run(["true"]), os.fork, lambda: os.system("true")):
+    try:
+        start()
+    except PolicyViolation as e:
+        print(e)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines() == ["This site's policy allows 1 child processes, and the run started more."] * 3

@@ -190,11 +190,12 @@ def join(
 def _take_part(site: Site, server: str, give_up: float, dry_run: bool) -> None:
     """Rehearse, or stay with the server until the run is over."""
     from kilter.net.dry_run import rehearse
-    from kilter.net.limits import limit_memory
+    from kilter.net.limits import limit_memory, limit_processes
     from kilter.net.site_client import attend
     from kilter.runtimes.interrupts import stoppable
 
     limit_memory(site.policy.memory_mb)
+    limit_processes(site.policy.processes)
     if dry_run:
         asyncio.run(rehearse(site, server, lambda line: out.print(line, markup=False, soft_wrap=True)))
         return

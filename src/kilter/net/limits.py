@@ -1,9 +1,10 @@
-"""Limits on what a run may use of a site: memory of the process, seconds of a step."""
+"""Limits on what a run may use of a site: memory and child processes of its process, seconds of a step."""
 
 from __future__ import annotations
 
 import ctypes
 import resource
+import sys
 import threading
 from types import TracebackType
 
@@ -23,6 +24,23 @@ def limit_memory(megabytes: int) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = megabytes * 2**20
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
+
+
+STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.exec", "os.system"})
+
+
+def limit_processes(most: int) -> None:
+    """From now on, starting more processes than this fails. It cannot be undone, not even by a file that the site trusts."""
+    left = most
+
+    def watch(event: str, _: tuple[object, ...]) -> None:
+        nonlocal left
+        if event in STARTS:
+            left -= 1
+            if left < 0:
+                raise PolicyViolation(f"This site's policy allows {most} child processes, and the run started more.")
+
+    sys.addaudithook(watch)
 
 
 class StepTimer:

@@ -96,6 +96,9 @@ class SitePolicy:
     sealed: bool = False  # only runs in which the server cannot read what sites write to each other
     approval: Literal["person", "policy"] = "person"  # who approves terms: somebody by digest, or this policy alone
     memory_mb: int = 8_000  # most memory of the process; 0: no limit
+    processes: int = (
+        2  # most other programs that the process may start; training starts none, a GPU one to ask it for its memory
+    )
     seconds_per_step: float = 3_600.0
     state_mb: int = 4_000  # most disk space of what the method keeps at this site
     files: tuple[
