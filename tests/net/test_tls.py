@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from kilter.errors import Mistake
 from kilter.net import tls
@@ -26,3 +27,14 @@ def test_a_key_that_others_can_read_or_change_is_refused(mode: int, tmp_path: Pa
 def test_names_in_certificates_are_plain(name: str, tmp_path: Path) -> None:
     with pytest.raises(Mistake, match="cannot be a name"):
         tls.new(tmp_path, [name])
+
+
+def test_a_trial_certificate_may_state_a_role(tmp_path: Path) -> None:
+    tls.new(tmp_path, ["server", "alice:submitter"])
+    roles = {
+        n: tls.role(x509.load_pem_x509_certificate((tmp_path / n / "cert.pem").read_bytes()))
+        for n in ("server", "alice")
+    }
+    assert roles == {"server": "", "alice": "submitter"}
+    with pytest.raises(Mistake, match="did you mean 'submitter'"):
+        tls.new(tmp_path, ["bob:submiter"])

@@ -21,7 +21,7 @@ import kilter
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-ELSEWHERE = {"deploy.md", "hospital.md", "engines.md"}
+ELSEWHERE = {"deploy.md", "hospital.md", "engines.md", "hub.md"}
 PAGES = [
     p for p in sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]) if p.name not in ELSEWHERE
 ]

@@ -31,7 +31,9 @@ def register(app: typer.Typer) -> None:
 
 def new(
     folder: Annotated[Path, typer.Option("--out", help="Folder for the authority and one folder for each name.")],
-    names: Annotated[str, typer.Option(help="Who gets a key and a certificate: server,hospital-a,...")],
+    names: Annotated[
+        str, typer.Option(help="Who gets a certificate: server,hospital-a,...; with a role: alice:submitter.")
+    ],
     days: Days = 365,
 ) -> None:
     """Make an authority, keys and certificates for a trial, all in one place."""

@@ -22,12 +22,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from kilter.errors import Mistake
+from kilter.errors import Mistake, unknown
 
 log = logging.getLogger("kilter.net")
 
 DAYS = 365
 WARNING_DAYS = 30  # before a certificate expires
+ROLES = ("server", "site", "submitter", "observer")
 ROLE_PREFIX = "kilter:"  # of the organisational unit that states a role
 FILES = ("key.pem", "cert.pem", "ca.pem")
 USAGES = (
@@ -209,9 +210,12 @@ def check_name(name: str) -> None:
 
 
 def new(out: Path, names: Sequence[str], days: int = DAYS) -> list[Path]:
-    """Make an authority in `out` (or use the one there), and for each name a folder `out/NAME`."""
-    for name in names:
+    """Make an authority in `out` (or use the one there), and for each NAME or NAME:ROLE a folder `out/NAME`."""
+    roles = dict(text.partition(":")[::2] for text in names)
+    for name, role in roles.items():
         check_name(name)
+        if role not in ("", *ROLES):
+            raise unknown("role", role, ROLES)
     out.mkdir(parents=True, exist_ok=True)
     if (out / "ca.key.pem").exists():
         ca_key = serialization.load_pem_private_key((out / "ca.key.pem").read_bytes(), None)
@@ -223,13 +227,13 @@ def new(out: Path, names: Sequence[str], days: int = DAYS) -> list[Path]:
         write_secret(out / "ca.key.pem", pem_of(ca_key))
         (out / "ca.pem").write_bytes(ca.public_bytes(serialization.Encoding.PEM))
     folders = []
-    for name in names:
+    for name, role in roles.items():
         folder = out / name
         if folder.exists():
             raise Mistake(f"'{folder}' exists already: remove it first, or choose another --out.")
         folder.mkdir()
         key = ec.generate_private_key(ec.SECP256R1())
-        cert = certify(name, key.public_key(), ca, ca_key, days)
+        cert = certify(name, key.public_key(), ca, ca_key, days, role=role)
         write_secret(folder / "key.pem", pem_of(key))
         (folder / "cert.pem").write_bytes(cert.public_bytes(serialization.Encoding.PEM))
         (folder / "ca.pem").write_bytes(ca.public_bytes(serialization.Encoding.PEM))
