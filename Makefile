@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 JOBS ?= 2
 
-.PHONY: demo test test-docs test-devices test-all test-hostile test-gpu reproduce-check docs reference dist lint bench bench-gpu coverage clean
+.PHONY: demo test test-processes test-docs test-devices test-all test-hostile test-gpu reproduce-check docs reference dist lint bench bench-gpu coverage clean
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(PY) || python3 -m venv .venv
@@ -13,7 +13,11 @@ demo: .venv/ready
 	.venv/bin/kilter demo
 
 test: .venv/ready
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'not slow and not hostile and not docs'
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'not slow and not hostile and not docs and not processes'
+
+# Servers, sites, peers, hubs and agents as processes of their own; runs and studies that are killed.
+test-processes: .venv/ready
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'processes and not slow and not hostile'
 
 # Every shell and Python block of the documentation, and the tutorial notebooks.
 test-docs: .venv/ready

@@ -21,6 +21,18 @@ torch.set_num_threads(1)
 stack.strict = True  # an unexpected error in a stack is a bug, not a reason to train one by one
 
 
+STARTS_PROCESSES = {"place", "hub_place"}  # fixtures with which a test starts servers and sites
+ALWAYS = "test_star_gives_the_numbers_of_the_simulation[fedavg]"  # one deployed run stays in `make test`
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests that start servers and sites as processes: `make test-processes` runs them."""
+    for item in items:
+        starts = STARTS_PROCESSES & set(getattr(item, "fixturenames", ())) and item.path.parent.name in ("net", "hub")
+        if starts and item.name != ALWAYS:
+            item.add_marker("processes")
+
+
 @pytest.fixture(autouse=True)
 def _same_dice() -> None:
     """No test depends on the chance another one used up."""

@@ -115,6 +115,7 @@ def test_show_draws_the_skew(kilter, tmp_path):
     assert (tmp_path / "skew.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_ctrl_c_stops_cleanly_says_how_to_resume_and_resume_ends_the_same(kilter, tmp_path, workers):
     words = [*SMALL[:-1], workers, "--rounds", "100"]  # many: it must not be over before it is stopped

@@ -215,6 +215,7 @@ lr = 0.05
 """
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_study_killed_and_resumed_gives_the_same_table(tmp_path: Path) -> None:
@@ -248,6 +249,7 @@ def test_a_study_killed_and_resumed_gives_the_same_table(tmp_path: Path) -> None
     )
 
 
+@pytest.mark.processes
 def test_children_end_with_their_parent(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(
         STUDY.replace("rounds = 15", "rounds = 100000").replace("seeds = 2", "seeds = 1")

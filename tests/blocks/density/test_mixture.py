@@ -115,6 +115,7 @@ def test_em_returns_a_valid_mixture(counts):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_three_hundred_classes_take_seconds():
     import time
 
