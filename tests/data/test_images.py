@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from kilter.data import TableOptions, load, split
-from kilter.data.datasets import byte_moments, moments
+from kilter.data.channel_moments import byte_moments, moments
 from kilter.data.images import parse_size
 from kilter.errors import Mistake
 
@@ -138,6 +138,20 @@ def test_moments_of_large_images_are_counted_as_bytes():
     rows = np.arange(1, 6)
     for counted, plain in zip(byte_moments(x, rows), moments(x, rows), strict=True):
         assert counted == pytest.approx(plain, rel=1e-5)
+    sums = np.stack([channel_sums(image) for image in x.numpy()])
+    for summed, counted in zip(moments(x, rows, sums), byte_moments(x, rows), strict=True):
+        assert summed == pytest.approx(counted, rel=1e-12)
+
+
+def test_sums_of_large_images_are_kept_with_the_cache(tmp_path):
+    for at in range(6):
+        picture(tmp_path / "g" / "ab"[at % 2] / f"{at}.png", 40 * at, "RGB", (80, 80))
+    (tmp_path / "g" / "a" / "bad.png").write_bytes(b"not an image")
+    for data in (load(tmp_path / "g"), load(tmp_path / "g")):
+        assert data.sums is not None
+        assert data.sums.shape == (6, 3, 2)
+        expected = byte_moments((data.x * 255).round().to(torch.uint8), data.train.numpy())
+        assert (data.mean, data.std) == (pytest.approx(expected[0]), pytest.approx(expected[1]))
 
 
 def test_a_table_of_paths_and_labels(tmp_path):

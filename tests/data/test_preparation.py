@@ -13,8 +13,8 @@ from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from kilter.data import Column, Preparation, Schema, TableOptions, load, split
+from kilter.data.channel_moments import moments
 from kilter.data.columns import Parsed
-from kilter.data.datasets import moments
 from kilter.data.explain import explain
 from kilter.data.own_table import parse_prepare
 from kilter.data.preparation import (

@@ -23,7 +23,7 @@ class Parsed:
     """
 
     kind: Kind
-    cells: NDArray[np.float64] | NDArray[np.int64]
+    cells: NDArray[np.float64] | NDArray[np.int64] | NDArray[np.int32]
     words: tuple[str, ...] = ()
 
     @staticmethod
@@ -62,7 +62,7 @@ def parse_column(table: Table, name: str, text: bool = False) -> Parsed:
 def _encode(texts: pa.ChunkedArray, kind: Kind) -> Parsed:
     encoded = texts.combine_chunks().dictionary_encode()
     encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
-    codes = np.asarray(encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False), dtype=np.int64)
+    codes = np.asarray(encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False), dtype=np.int32)
     return Parsed(kind, codes, tuple(encoded.dictionary.to_pylist()))
 
 

@@ -12,15 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kilter.core import as_float
 from kilter.data.array_inputs import join_inputs
 from kilter.data.array_targets import array_targets
 from kilter.data.catalog import SOURCES, find
+from kilter.data.channel_moments import moments
 from kilter.data.columns import Columns
 from kilter.data.files import AnyArray, Arrays, is_table, read
 from kilter.data.holdout import hold_out
 from kilter.data.images import ImageFile, ImageOptions, find_images, is_image_folder, load_images
-from kilter.data.mapped import release
 from kilter.data.objects import ClientOf, as_arrays, as_table
 from kilter.data.own_table import OwnTable, divide_table, image_column, listed_images, open_table
 from kilter.data.preparation import PlainInput, Preparation, fit_whole
@@ -33,7 +32,6 @@ from kilter.data.targets import TASKS, next_tokens
 from kilter.errors import Mistake, unknown
 
 FLOATS = 2**30  # arrays of images of at most this many bytes are stored as float32 instead of uint8
-LARGE = 2**14  # numbers in an image from which on its statistics are counted as bytes
 SMALL = 2**26  # likewise, of a user's image files; larger sets stay in a memory-mapped file
 
 
@@ -51,6 +49,7 @@ class Dataset:
     group_names: tuple[str, ...] = ()
     mean: tuple[float, ...] | None = None  # per channel, of the training rows, colour images only
     std: tuple[float, ...] | None = None
+    sums: NDArray[np.int64] | None = None  # of large images: see kilter.data.channel_moments.channel_sums
     schema: Schema | None = None  # of a user's table
     raw: Columns | None = None  # of a user's table: its columns before preparation
     preparation: Preparation | None = None  # of a user's table: what `x` was made with; None: `x` is only a placeholder
@@ -108,7 +107,7 @@ class Dataset:
         if self.raw is not None and self.schema is not None:
             columns = summarise(self.raw, self.schema, rows, minimum)
             return {"columns": {name: column.plain() for name, column in columns.items()}}
-        mean, std = moments(self.x, rows)
+        mean, std = moments(self.x, rows, self.sums)
         return {"count": len(rows), "mean": list(mean), "std": list(std)}
 
 
@@ -220,7 +219,7 @@ def from_images(name: str, files: list[ImageFile], options: TableOptions, classe
     x = torch.from_numpy(decoded.x)
     if x.dtype == torch.uint8 and 4 * x.numel() <= SMALL:
         x = x.float().div_(255)
-    mean, std = moments(x, decoded.train) if x.shape[1] == 3 else (None, None)
+    mean, std = moments(x, decoded.train, decoded.sums) if x.shape[1] == 3 else (None, None)
     return Dataset(
         name=name,
         x=x,
@@ -235,6 +234,7 @@ def from_images(name: str, files: list[ImageFile], options: TableOptions, classe
         client_source="folders" if decoded.groups is not None else "",
         notes=decoded.notes,
         skipped=decoded.skipped,
+        sums=decoded.sums,
     )
 
 
@@ -353,29 +353,3 @@ def features(name: str, x: AnyArray) -> Tensor:
             f"first in row {int(bad.nonzero()[0])}: fill in or remove them."
         )
     return table
-
-
-def moments(x: Tensor, train: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel over the training rows, in 0..1."""
-    total = square = torch.zeros(x.shape[1], dtype=torch.float64)
-    if x.dtype == torch.uint8 and x[0].numel() > LARGE:
-        return byte_moments(x, train)
-    for start in range(0, len(train), 1024):
-        some = as_float(x[torch.from_numpy(train[start : start + 1024])]).flatten(2)
-        total, square = total + some.sum((0, 2)).double(), square + some.square().sum((0, 2)).double()
-    mean = total / (len(train) * x[0, 0].numel())
-    std = (square / (len(train) * x[0, 0].numel()) - mean**2).clamp_min(1e-12).sqrt()
-    return tuple(mean.tolist()), tuple(std.tolist())
-
-
-def byte_moments(x: Tensor, train: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The same as `moments`, for large images: from how often each byte occurs in each channel."""
-    counts = np.zeros((x.shape[1], 256))
-    for start in range(0, len(train), 64):
-        part = x[torch.from_numpy(train[start : start + 64])].transpose(0, 1).flatten(1).numpy()
-        release(x)
-        counts += np.stack([np.bincount(channel, minlength=256) for channel in part])
-    values = np.arange(256) / 255
-    mean = counts @ values / counts.sum(1)
-    std = np.sqrt(np.maximum(counts @ values**2 / counts.sum(1) - mean**2, 1e-12))
-    return tuple(mean.tolist()), tuple(std.tolist())

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from kilter.data.preparation import FittedColumn
 
 
+BLOCK = 2**16  # rows of numbers that are prepared at a time
+
+
 def encode_column(x: NDArray[np.float32], fitted: FittedColumn, parsed: Parsed) -> None:
     """Write the numbers of one column into `x`, which is 0."""
     kind = fitted.column.kind
@@ -29,31 +32,40 @@ def encode_column(x: NDArray[np.float32], fitted: FittedColumn, parsed: Parsed) 
     elif kind == "text":
         _count_words(x, fitted, parsed)
     else:
-        cells = parsed.cells.astype(np.float64, copy=True)
-        days = cells.copy() if fitted.width == 5 else None
-        if fitted.low is not None and fitted.high is not None:
-            np.clip(cells, fitted.low, fitted.high, out=cells)  # NaN stays
-        cells[~np.isfinite(cells)] = fitted.fill or 0.0
-        if fitted.column.scale:
-            cells -= fitted.mean
-            cells /= fitted.std or 1.0
-        x[:, 0] = cells
-        if days is not None:
-            _date_parts(x[:, 1:], days)
+        for start in range(0, len(x), BLOCK):
+            _numbers(x[start : start + BLOCK], fitted, parsed.cells[start : start + BLOCK].astype(np.float64))
 
 
-def _places(fitted: FittedColumn, parsed: Parsed) -> NDArray[np.int64]:
+def _numbers(x: NDArray[np.float32], fitted: FittedColumn, cells: NDArray[np.float64]) -> None:
+    """Numbers or days, limited, without gaps and standardised. `cells` are changed."""
+    days = cells.copy() if fitted.width == 5 else None
+    if fitted.low is not None and fitted.high is not None:
+        np.clip(cells, fitted.low, fitted.high, out=cells)  # NaN stays
+    cells[~np.isfinite(cells)] = fitted.fill or 0.0
+    if fitted.column.scale:
+        cells -= fitted.mean
+        cells /= fitted.std or 1.0
+    x[:, 0] = cells
+    if days is not None:
+        _date_parts(x[:, 1:], days)
+
+
+def _places(fitted: FittedColumn, parsed: Parsed) -> NDArray[np.int32]:
     """The place of each cell among the fitted values; "other" comes after the last, and a gap is -1 unless it is filled."""
     place = {value: at for at, value in enumerate(fitted.values)}
     other = len(fitted.values)
-    places = np.array([*(place.get(word, other) for word in parsed.words), place.get(str(fitted.fill), -1)])
+    places = np.array(
+        [*(place.get(word, other) for word in parsed.words), place.get(str(fitted.fill), -1)], dtype=np.int32
+    )
     return places[parsed.cells]  # -1, a gap, is the last place
 
 
 def _one_hot(x: NDArray[np.float32], fitted: FittedColumn, parsed: Parsed) -> None:
     at = _places(fitted, parsed)
-    filled = np.flatnonzero(at >= 0)
-    x[filled, at[filled]] = 1
+    for start in range(0, len(x), BLOCK):
+        places, block = at[start : start + BLOCK], x[start : start + BLOCK]
+        filled = np.flatnonzero(places >= 0)
+        block[filled, places[filled]] = 1
 
 
 def _date_parts(x: NDArray[np.float32], days: NDArray[np.float64]) -> None:

@@ -21,6 +21,7 @@ from tempfile import NamedTemporaryFile
 import numpy as np
 from PIL import Image
 
+from kilter.data.channel_moments import LARGE, channel_sums
 from kilter.data.files import AnyArray
 from kilter.data.holdout import Index, hold_out, hold_out_share
 from kilter.data.mapped import open_mapped
@@ -35,6 +36,7 @@ DEFAULT_SIZE = 64  # for images of different sizes
 LARGEST_SIZE = 256  # larger images are resized to DEFAULT_LARGE
 DEFAULT_LARGE = 224
 HEADERS = 5_000  # images whose size and mode are looked at before decoding
+FORMAT = 2  # of the cache
 AHEAD = 128  # images decoded before they are written
 
 
@@ -69,6 +71,7 @@ class ImageSet:
     groups: Index | None
     group_names: tuple[str, ...]
     notes: tuple[str, ...]  # what was decided and what was skipped, for the first lines of a run
+    sums: Index | None  # (N, C, 2), of large colour images: see channel_sums
     skipped: tuple[str, ...]  # the client of each image that cannot be read; empty where folders name none
 
 
@@ -139,7 +142,7 @@ def load_images(name: str, files: list[ImageFile], options: ImageOptions, classe
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)  # such an image is skipped
         size, mode = ((0, 0), "") if volumes == {True} else choose_format(files, options, notes)
-        x, kept, skipped = _decoded(files, size, mode)
+        x, sums, kept, skipped = _decoded(files, size, mode)
     if skipped:
         shown = "; ".join(f"'{path}' ({why})" for path, why in skipped[:3]) + (" ..." if len(skipped) > 3 else "")
         notes.append(f"Skipped {len(skipped)} of {len(files)} images that cannot be read: {shown}.")
@@ -158,7 +161,7 @@ def load_images(name: str, files: list[ImageFile], options: ImageOptions, classe
     y = np.array([place[f.label] for f in files], dtype=np.int64)
     groups, group_names = _groups(files)
     train, test = _divide(name, files, y, groups, options)
-    return ImageSet(x, y, train, test, names, groups, group_names, tuple(notes), skipped_clients)
+    return ImageSet(x, y, train, test, names, groups, group_names, tuple(notes), sums, skipped_clients)
 
 
 def _groups(files: Sequence[ImageFile]) -> tuple[Index | None, tuple[str, ...]]:
@@ -224,7 +227,7 @@ def decode(path: Path, size: tuple[int, int], mode: str) -> AnyArray:
     if is_volume(path):
         return read_volume(path)
     with Image.open(path) as image:
-        if image.format == "JPEG":
+        if image.format == "JPEG" and (image.mode != mode or image.width >= 4 * size[1]):
             image.draft(mode, (2 * size[1], 2 * size[0]))  # decodes at a fraction of the size where that is enough
         if image.mode in ("I", "I;16", "F"):
             pixels = np.asarray(image, dtype=np.float64)
@@ -238,37 +241,46 @@ def decode(path: Path, size: tuple[int, int], mode: str) -> AnyArray:
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def _try(path: Path, size: tuple[int, int], mode: str) -> AnyArray | str:
-    """An image, or why it cannot be read."""
+Decoded = tuple[AnyArray | str, Index | None]  # an image, or why it cannot be read, and its channel_sums if it is large
+
+
+def _try(path: Path, size: tuple[int, int], mode: str) -> Decoded:
+    """Decode an image."""
     try:
-        return np.ascontiguousarray(decode(path, size, mode))
+        pixels = np.ascontiguousarray(decode(path, size, mode))
+        large = len(pixels) == 3 and pixels.size > LARGE and pixels.dtype == np.uint8
+        return pixels, channel_sums(pixels) if large else None
     except Mistake:
         raise
     except Exception as error:  # Pillow raises many kinds for damaged files
-        return (str(error).splitlines() or [""])[0].replace(str(path), "it")[:100] or type(error).__name__
+        return (str(error).splitlines() or [""])[0].replace(str(path), "it")[:100] or type(error).__name__, None
 
 
 Skipped = list[tuple[str, str]]  # path and reason
 
 
-def _decoded(files: Sequence[ImageFile], size: tuple[int, int], mode: str) -> tuple[AnyArray, list[int], Skipped]:
-    """All images in one memory-mapped array, the places of the files that are in it, and the others."""
+def _decoded(
+    files: Sequence[ImageFile], size: tuple[int, int], mode: str
+) -> tuple[AnyArray, Index | None, list[int], Skipped]:
+    """All images in one memory-mapped array, their sums, the places of the files that are in it, and the others."""
     folder = Path(os.environ.get("KILTER_CACHE") or Path.home() / ".cache" / "kilter") / "images"
     path = folder / f"{_key(files, size, mode)}.npy"
     index = path.with_suffix(".json")
     if not index.exists() or not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        kept, skipped = _write(path, files, size, mode)
-        index.write_text(json.dumps({"kept": kept, "skipped": skipped}))
+        kept, skipped, sums = _write(path, files, size, mode)
+        if sums:
+            np.save(path.with_suffix(".sums.npy"), np.stack(sums))
+        index.write_text(json.dumps({"kept": kept, "skipped": skipped, "sums": bool(sums)}))
     record = json.loads(index.read_text())
     kept, skipped = record["kept"], [(str(name), str(why)) for name, why in record["skipped"]]
     x = open_mapped(path) if kept else np.zeros((0, 1, 1, 1), np.uint8)
-    return x, kept, skipped
+    return x, np.load(path.with_suffix(".sums.npy")) if record["sums"] else None, kept, skipped
 
 
 def _key(files: Sequence[ImageFile], size: tuple[int, int], mode: str) -> str:
     """Changes when a file or the format does."""
-    digest = blake2b(repr((size, mode)).encode(), digest_size=16)
+    digest = blake2b(repr((FORMAT, size, mode)).encode(), digest_size=16)
     for file in files:
         status = file.path.stat()
         digest.update(
@@ -277,16 +289,19 @@ def _key(files: Sequence[ImageFile], size: tuple[int, int], mode: str) -> str:
     return digest.hexdigest()
 
 
-def _write(path: Path, files: Sequence[ImageFile], size: tuple[int, int], mode: str) -> tuple[list[int], Skipped]:
-    """Decode into a .npy file. The file is complete or does not exist."""
+def _write(
+    path: Path, files: Sequence[ImageFile], size: tuple[int, int], mode: str
+) -> tuple[list[int], Skipped, list[Index]]:
+    """Decode into a .npy file, which is complete or does not exist: the files in it, the others, and sums of large images."""
     kept: list[int] = []
+    all_sums: list[Index] = []
     skipped: Skipped = []
     shape: tuple[int, ...] = ()
     kind: np.dtype[np.generic] = np.dtype(np.uint8)
     with NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
         try:
             file.write(b"\0" * 128)  # the header, written at the end
-            for at, pixels in enumerate(_decode_all([f.path for f in files], size, mode)):
+            for at, (pixels, sums) in enumerate(_decode_all([f.path for f in files], size, mode)):
                 if isinstance(pixels, str):
                     skipped.append((str(files[at].path), pixels))
                     continue
@@ -297,6 +312,7 @@ def _write(path: Path, files: Sequence[ImageFile], size: tuple[int, int], mode: 
                 shape, kind = pixels.shape, pixels.dtype
                 file.write(pixels.data)
                 kept.append(at)
+                all_sums += [] if sums is None else [sums]
             file.seek(0)
             file.write(_header((len(kept), *shape), kind))
             file.flush()
@@ -304,7 +320,7 @@ def _write(path: Path, files: Sequence[ImageFile], size: tuple[int, int], mode: 
         except BaseException:
             os.unlink(file.name)
             raise
-    return kept, skipped
+    return kept, skipped, all_sums
 
 
 def _header(shape: tuple[int, ...], kind: np.dtype[np.generic]) -> bytes:
@@ -313,7 +329,7 @@ def _header(shape: tuple[int, ...], kind: np.dtype[np.generic]) -> bytes:
     return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode() + b"\n"
 
 
-def _decode_all(paths: Sequence[Path], size: tuple[int, int], mode: str) -> Iterator[AnyArray | str]:
+def _decode_all(paths: Sequence[Path], size: tuple[int, int], mode: str) -> Iterator[Decoded]:
     """Images in order, decoded by as many threads as there are processors (Pillow lets them run at the same time).
 
     The threads are at most AHEAD images ahead of whoever writes them down, so they never wait and memory stays bounded.

@@ -162,7 +162,7 @@ def column_auroc(parsed: Parsed, y: Codes, rows: Codes) -> float | None:
 
 
 def _scores(
-    parsed: Parsed, cells: Codes | NDArray[np.float64], is_class: NDArray[np.bool_]
+    parsed: Parsed, cells: Codes | NDArray[np.int32] | NDArray[np.float64], is_class: NDArray[np.bool_]
 ) -> Iterable[NDArray[np.float64]]:
     """Numbers and their gaps as they are; a word scores the share of the class in the other half of the rows that have it."""
     if not parsed.words:

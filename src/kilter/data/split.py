@@ -70,11 +70,11 @@ class Split:
                 raise ValueError(f"client {id_} holds a row twice")
 
 
-def count(size: int, rows: Iterable[Rows]) -> Index:
+def count(size: int, rows: Iterable[Rows]) -> NDArray[np.int32]:
     """How often each row of the tables occurs."""
-    total = np.zeros(size, dtype=np.int64)
+    total = np.zeros(size, dtype=np.int32)
     for some in rows:
-        total += np.bincount(some.index.numpy(), minlength=size)
+        total += np.bincount(some.index.numpy(), minlength=size).astype(np.int32)
     return total
 
 
@@ -97,10 +97,18 @@ def split(
     trains on. With fedsbme, 3/7 of the rows are test rows. Natural clients have the names of their groups (`clients=0`: all of
     them); other clients are named c00, c01, ...
     """
-    rule, arguments = parse(partition)
     for name, share in (("valid", valid), ("test", test)):
         if not 0 <= share < 1:
             raise Mistake(f"The {name} share must be at least 0 and below 1, not {share:g}.")
+    whole = _divide(dataset, partition, clients, seed, valid, test, public_per_class)
+    whole.check()
+    return whole
+
+
+def _divide(
+    dataset: Dataset, partition: str, clients: int, seed: int, valid: float, test: float, public_per_class: int
+) -> Split:
+    rule, arguments = parse(partition)
     if rule.by == "groups" and dataset.groups is None:
         raise Mistake(
             f"Partition '{rule.name}' needs natural groups, but '{dataset.name}' has none: use another, such as dirichlet:0.5."
@@ -126,7 +134,7 @@ def split(
     dataset, statistics = prepare(dataset, indices)
     x = add_noise(dataset, held, seed, **arguments) if rule.noise else dataset.x
     tables = {"x": x, "y": dataset.y}
-    whole = Split(
+    return Split(
         dataset=replace(dataset, x=x),
         clients={name: Data(*(rows_of(tables, some) for some in three)) for name, three in indices.items()},
         test=Rows(tables, dataset.test),
@@ -136,8 +144,6 @@ def split(
         repeats=rule.repeats,
         statistics=statistics,
     )
-    whole.check()
-    return whole
 
 
 def prepare(dataset: Dataset, parts: Mapping[str, tuple[Index, ...]]) -> tuple[Dataset, dict[str, Plain]]:

@@ -195,4 +195,6 @@ def _read_blocks(path: Path, names: list[str], form: CsvForm) -> Cells | None:
             for name, column, cells in zip(names, columns, table.columns, strict=True):
                 if not column.add(cells.type, clean(path, name, cells)):
                     return None
-    return {name: column.finish() for name, column in zip(names, columns, strict=True)} if columns else None
+    cells = {name: column.finish() for name, column in zip(names, columns, strict=True)} if columns else None
+    pa.default_memory_pool().release_unused()  # the memory of the blocks
+    return cells
