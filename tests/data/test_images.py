@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from kilter.data import TableOptions, load, split
-from kilter.data.channel_moments import byte_moments, moments
+from kilter.data.channel_moments import byte_moments, channel_sums, moments
 from kilter.data.images import parse_size
 from kilter.errors import Mistake
 
