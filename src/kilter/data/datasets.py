@@ -16,7 +16,7 @@ from kilter.data.array_inputs import join_inputs
 from kilter.data.array_targets import array_targets
 from kilter.data.catalog import SOURCES, find
 from kilter.data.channel_moments import moments
-from kilter.data.columns import Columns
+from kilter.data.columns import Columns, fit_kinds
 from kilter.data.files import AnyArray, Arrays, is_table, read
 from kilter.data.holdout import hold_out
 from kilter.data.images import ImageFile, ImageOptions, find_images, is_image_folder, load_images
@@ -59,6 +59,16 @@ class Dataset:
     task: str = ""  # what `y` is, where it is not a class: see kilter.data.targets
     strata: Tensor | None = None  # int64 (N,): a small class of each row, for partition rules, where `y` is none
     client_source: str = ""  # where the clients come from: a column, files or folders; empty: the data name none
+
+    def matching(self, schema: Schema) -> Dataset:
+        """The same rows of a table under a schema with the same columns and perhaps more classes."""
+        assert self.schema is not None
+        assert self.raw is not None
+        raw = fit_kinds({name: self.raw[name] for name in self.raw}, schema)
+        y = self.y
+        if not schema.task and schema.classes != self.classes:
+            y = torch.tensor([schema.classes.index(name) for name in self.classes])[self.y]
+        return replace(self, schema=schema, classes=schema.classes, raw=raw, y=y)
 
     def prepared(self, preparation: Preparation) -> Dataset:
         """The same rows of a table, prepared like this."""

@@ -11,12 +11,15 @@ from rich.console import Console
 from kilter import data as kdata
 from kilter.core import Rows
 from kilter.data import Preparation, Schema
+from kilter.data.preparation import FILE as PREPARATION
+from kilter.data.preparation import fit_whole
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
 from kilter.net.audit import AuditLog
 from kilter.net.data_description import DataDescription
 from kilter.net.metrics import MetricsPort
 from kilter.net.peer import PeerRuntime
+from kilter.net.peer_preparation import PeerExchange, agree_on_preparation
 from kilter.net.peer_transport import PeerTransport
 from kilter.net.policy import SitePolicy
 from kilter.net.server_run import run_rounds
@@ -39,36 +42,54 @@ class PeerRun:
     classes: list[str] | None
     folder: str
     policy: SitePolicy
-    schema: Schema | Preparation | None = None  # of a table: the fitted preparation that all peers share
+    schema: Schema | Preparation | None = (
+        None  # of a table: a fitted preparation makes the exchange of statistics needless
+    )
 
     where: Path = field(init=False)
     description: DataDescription = field(init=False)
 
     def __post_init__(self) -> None:
         experiment = self.experiment
-        self._dataset = kdata.load(self.data, classes=self.classes, schema=self.schema)
-        if self._dataset.schema is not None and not isinstance(self.schema, Preparation):
-            raise Mistake(
-                'Peers with tables must share a preparation: add a line schema = "preparation.toml" to the list of peers '
-                "(the run folder of a simulation or server contains one)."
-            )
-        preparation = self.schema if isinstance(self.schema, Preparation) else None
-        self.description = replace(DataDescription.of(self._dataset), normalised=False)  # nobody knows everyone's
-        self.facts = self.description.row_facts(preparation)
-        self.run_id = peer_run_id(experiment, self.description, preparation, self.addresses)
-        plain = {key: value for key, value in asdict(experiment).items() if key in SENT}
-        ids = tuple(self.addresses)
-        described = replace(self.description, schema=None)  # the preparation is known: no statistics are asked for
-        terms = Terms(self.run_id, "", plain, file_digest(experiment.weights), described, ids, (), True)
-        self.policy.admit(terms, len(self._dataset.train), self.facts)
         self.where = Path(
             self.folder or f"runs/{Path(experiment.method.split(':')[0]).stem}-{self.me}-{experiment.seed}"
         )
         if (self.where / "summary.json").exists():
             raise Mistake(f"'{self.where}' already holds a finished run: choose another --out.")
+        stored = self.where / PREPARATION
+        options = experiment.table_options()
+        self._dataset = kdata.load(self.data, classes=self.classes, schema=self.schema, table=options, prepare=False)
+        self._pending = self._dataset.schema is not None and not isinstance(self.schema, Preparation)
+        # Statistics of all peers are exchanged when the port is open, unless an earlier start of this run did so.
+        fitted = self.schema if isinstance(self.schema, Preparation) else None
+        self.run_id = peer_run_id(
+            experiment, None if self._pending else DataDescription.of(self._dataset), fitted, self.addresses
+        )
+        if self._pending and stored.exists():
+            fitted, self._pending = Preparation.read(stored), False
+            self._dataset = self._dataset.matching(fitted.schema).prepared(fitted)
+        self._admit(fitted or self._provisional(), exchanged=fitted is not None)
         self.store = Store(self.where)
         if not (self.where / "experiment.toml").exists():
             write(self.where / "experiment.toml", experiment.write())
+
+    def _provisional(self) -> Preparation | None:
+        """A preparation from this peer's rows alone, to check the policy. It stays here."""
+        dataset = self._dataset
+        if dataset.raw is None or dataset.schema is None:
+            return None
+        return fit_whole(dataset.raw, dataset.schema, dataset.train.numpy())
+
+    def _admit(self, preparation: Preparation | None, exchanged: bool) -> None:
+        """Check the experiment against this peer's policy; it must also allow statistics if they are to be exchanged."""
+        experiment = self.experiment
+        self.description = replace(DataDescription.of(self._dataset), normalised=False)  # nobody knows everyone's
+        self.facts = self.description.row_facts(preparation)
+        plain = {key: value for key, value in asdict(experiment).items() if key in SENT}
+        described = replace(self.description, schema=None) if exchanged else self.description
+        digest = file_digest(experiment.weights)
+        terms = Terms(self.run_id, "", plain, digest, described, tuple(self.addresses), (), True)
+        self.policy.admit(terms, len(self._dataset.train), self.facts)
 
     def open(
         self,
@@ -80,22 +101,44 @@ class PeerRun:
         deadline: float,
         grace: float,
     ) -> AbstractContextManager[PeerRuntime]:
-        """Open the port; from now on other peers can write to this one."""
+        """Open the port, and exchange statistics if this is needed; from now on other peers can write to this one."""
         experiment = self.experiment
-        fed = PeerRuntime(
-            PeerTransport(self.me, self.addresses, listen, self.run_id, identity, largest),
-            list(self.addresses),
-            own_data(self._dataset, self.me, experiment.seed, experiment.valid),
-            topology=experiment.topology,
-            seed=experiment.seed,
-            public=public,
-            deadline=deadline,
-            grace=grace,
-            quorum=quorum or None,
-            audit=AuditLog(self.where),
-        )
+        transport = PeerTransport(self.me, self.addresses, listen, self.run_id, identity, largest)
+        audit = AuditLog(self.where)
+        exchange = PeerExchange(transport, list(self.addresses), deadline, audit)
+        try:
+            if self._pending:
+                self._prepare(exchange)
+            fed = PeerRuntime(
+                transport,
+                list(self.addresses),
+                own_data(self._dataset, self.me, experiment.seed, experiment.valid),
+                topology=experiment.topology,
+                seed=experiment.seed,
+                public=public,
+                deadline=deadline,
+                grace=grace,
+                quorum=quorum or None,
+                audit=audit,
+            )
+        except BaseException:
+            transport.flush(grace)
+            transport.close()
+            audit.close()
+            raise
+        fed.opening = exchange.ledger
         fed.private_seed = private_seed(self.where)
         return fed
+
+    def _prepare(self, exchange: PeerExchange) -> None:
+        """Fit one preparation with all peers, and keep it in the run folder."""
+        experiment = self.experiment
+        preparation, self._dataset = agree_on_preparation(
+            exchange, self._dataset, experiment.seed, experiment.valid, self.policy.statistics_rows
+        )
+        self._admit(preparation, exchanged=True)
+        write(self.where / "schema.toml", preparation.schema.text())
+        write(self.where / PREPARATION, preparation.text())
 
     def run(self, fed: PeerRuntime, out: Console, metrics: MetricsPort | None = None) -> None:
         """Wait for enough peers, run to the end, show the result."""

@@ -166,11 +166,18 @@ def _check_plain(value: object, depth: int = 0) -> None:
 
 
 def peer_run_id(
-    experiment: Experiment, description: DataDescription, preparation: Preparation | None, peers: Mapping[str, str]
+    experiment: Experiment,
+    description: DataDescription | None,
+    preparation: Preparation | None,
+    peers: Mapping[str, str],
 ) -> str:
-    """The name of a run between peers: the same for all whose experiment, data and list of peers agree."""
+    """The name of a run between peers: the same for all whose experiment, data and list of peers agree.
+
+    Without a description, peers have yet to agree on their tables.
+    """
     plain = {key: value for key, value in asdict(experiment).items() if key in (*SENT, "topology")}
-    agreed = [plain, file_digest(experiment.weights), description.shape, description.classes, list(peers)]
+    data = ["tables"] if description is None else [description.shape, description.classes]
+    agreed: list[object] = [plain, file_digest(experiment.weights), *data, list(peers)]
     agreed += [] if preparation is None else [preparation.plain()]
     return blake2b(json.dumps(agreed, sort_keys=True).encode(), digest_size=16).hexdigest()
 
