@@ -70,6 +70,9 @@ def serve(
     dashboard: Annotated[
         str, typer.Option(help="HOST:PORT of a live page about this run and its sites.", show_default=False)
     ] = "",
+    inspect: Annotated[
+        bool, typer.Option("--inspect", help="Show what the sites share about their tables, and do not train.")
+    ] = False,
     insecure: Insecure = False,
     log_file: LogFile = None,
     log_json: LogJson = False,
@@ -89,7 +92,7 @@ def serve(
     if dashboard:
         address_of(dashboard)
     identity = tls.identity(tls_, insecure, listen)
-    run = ServerRun(Experiment.read(file), tls.words(sites), quorum, deadline, grace, data, folder)
+    run = ServerRun(Experiment.read(file), tls.words(sites), quorum, deadline, grace, data, folder, inspect)
     server = GrpcServer(listen, identity, run.sites or None, largest, revocation_list(revoked, identity))
     me = identity.name if identity else "server"
     out.print(f"Listening on {listen.rpartition(':')[0]}:{server.port} as {me}; run folder {run.where}")

@@ -144,7 +144,7 @@ class Preparation:
     @property
     def class_counts(self) -> list[int]:
         """How many training rows of all clients have each class, where this was asked; else empty."""
-        counted = [fitted for fitted in self.targets if fitted.column.kind == "category"]
+        counted = [fitted for fitted in self.targets if fitted.column.kind == "category" and fitted.counts]
         return [dict(zip(f.values, f.counts, strict=True)).get(c, 0) for f in counted[:1] for c in self.classes]
 
     def apply(self, raw: Columns) -> NDArray[np.float32]:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from kilter.core import Rows
 from kilter.data import Preparation, Split
+from kilter.data.federated_inspection import inspect_sites, with_label_counts
 from kilter.data.own_table import with_settings
 from kilter.data.preparation import FILE as PREPARATION_FILE
 from kilter.data.preparation import AnyPreparation, ImagePreparation, parse_preparation
@@ -20,7 +21,7 @@ from kilter.data.schema import Column
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
 from kilter.net.data_description import DataDescription
-from kilter.net.data_preparation import prepare_data
+from kilter.net.data_preparation import collect_statistics, pool_statistics
 from kilter.net.fields import check_name
 from kilter.net.messages import Goodbye
 from kilter.net.metrics import MetricsPort
@@ -33,6 +34,7 @@ from kilter.net.versions import Steps, upgraded
 from kilter.records.run_folder import Store, write
 from kilter.records.types import Round
 from kilter.records.wire import Malformed
+from kilter.report import federated_inspection as inspection
 from kilter.report.progress import Progress
 from kilter.report.result import show_result
 
@@ -83,6 +85,7 @@ class ServerRun:
     grace: float = 30.0
     data: str = ""  # the server's data; `none`: it has none
     folder: str = ""  # the run folder; reuse the folder to resume
+    inspect: bool = False  # show what sites share about their data, and do not train
 
     where: Path = field(init=False)
     store: Store = field(init=False)
@@ -160,7 +163,8 @@ class ServerRun:
             transport.close(Goodbye(False, why))
             raise
         transport.close(Goodbye(True))
-        show_result(self.where, out)
+        if not self.inspect:
+            show_result(self.where, out)
 
     def _lead(self, transport: Transport, me: str, out: Console, metrics: MetricsPort | None, dashboard: str) -> None:
         experiment = self.experiment
@@ -200,13 +204,27 @@ class ServerRun:
             show_dashboard(self.where, dashboard, board, out)
         if description.needs_statistics and agreed.preparation is None:
             self._prepare(agreed, runtime, out)
-        run_rounds(experiment, description.row_facts(runtime.preparation), runtime, self.store, board, out)
+        elif self.inspect:
+            raise Mistake("--inspect needs sites with tables whose statistics are not known yet: choose another --out.")
+        if not self.inspect:
+            run_rounds(experiment, description.row_facts(runtime.preparation), runtime, self.store, board, out)
         runtime.traces.end()
 
     def _prepare(self, agreed: Agreement, runtime: ServerRuntime, out: Console) -> None:
         """Fit the preparation on statistics of the sites, keep it in the run folder, and tell the sites."""
         out.print("Preparing the data: sites that have approved the terms send statistics of their rows.")
-        preparation = prepare_data(runtime, agreed.description)
+        statistics = collect_statistics(runtime, agreed.description)
+        if agreed.description.schema is not None:
+            report = inspect_sites(agreed.description.schema, statistics)
+            write(self.where / "inspection.html", inspection.page(report))
+            write(self.where / "inspection.json", json.dumps(report.plain(), indent=2))
+            if self.inspect:
+                for part in inspection.tables(report):
+                    out.print(part)
+                out.print(
+                    f"Page: {self.where / 'inspection.html'}. To train, start the server again without --inspect."
+                )
+        preparation = pool_statistics(agreed.description, statistics)
         write(self.where / "run.json", replace(agreed, preparation=preparation).text())
         if isinstance(preparation, Preparation):
             write(self.where / PREPARATION_FILE, preparation.text())
@@ -241,6 +259,8 @@ class ServerRun:
             transport.allowed = listed
         if description.schema is not None:
             schema = with_settings(description.schema, self.experiment.prepare)
+            if self.inspect:
+                schema = with_label_counts(schema)
             if self.experiment.loss.startswith("class-weights"):
                 schema = replace(schema, targets=(Column(schema.target, "category", least=1),))
             description = replace(description, schema=schema)

@@ -95,12 +95,12 @@ def client_rows(report: Inspection) -> Rows:
 
 def tables(report: Inspection) -> list[RenderableType]:
     """For the terminal."""
-    parts: list[RenderableType] = [Text(report.name, style="bold"), _grid((), facts(report))]
+    parts: list[RenderableType] = [Text(report.name, style="bold"), grid((), facts(report))]
     if report.columns:
-        parts += ["", _grid(COLUMNS, column_rows(report))]
+        parts += ["", grid(COLUMNS, column_rows(report))]
     if report.clients:
         shown = client_rows(report)
-        parts += ["", _grid(CLIENTS, shown[:40])]
+        parts += ["", grid(CLIENTS, shown[:40])]
         if len(shown) > 40:
             parts.append(f"... and {len(shown) - 40} more clients (--json or --html shows all)")
     parts += [
@@ -111,7 +111,8 @@ def tables(report: Inspection) -> list[RenderableType]:
     return parts
 
 
-def _grid(header: Sequence[str], rows: Rows) -> Table:
+def grid(header: Sequence[str], rows: Rows) -> Table:
+    """A table without lines, for the terminal."""
     table = Table(*header, box=None, show_header=bool(header), header_style="bold", pad_edge=False)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
@@ -123,7 +124,7 @@ def page(report: Inspection) -> str:
     listed = "".join(f"<li>{escape(text)}</li>" for text in report.warnings) or "<li>none</li>"
     parts = [
         f"<h1>{escape(report.name)}</h1>",
-        _html((), facts(report)),
+        html_table((), facts(report)),
         f"<h2>Warnings</h2><ul>{listed}</ul>",
         "<h2>Rows of each class</h2>",
         bars(list(report.classes)[:60], [list(report.classes.values())[:60]], ("rows",)),
@@ -131,7 +132,7 @@ def page(report: Inspection) -> str:
     if report.columns:
         judged = [c for c in report.columns if c.auroc is not None][:60]
         names = [c.name for c in judged]
-        parts += ["<h2>Columns</h2>", _html(COLUMNS, column_rows(report))]
+        parts += ["<h2>Columns</h2>", html_table(COLUMNS, column_rows(report))]
         parts.append(bars(names, [[c.auroc or 0.0 for c in judged]], ("AUROC of a column alone",)))
         parts.append(
             bars([c.name for c in report.columns][:60], [[c.gaps for c in report.columns][:60]], ("share of gaps",))
@@ -141,7 +142,7 @@ def page(report: Inspection) -> str:
         sizes = [[c.train for c in report.clients][:60], [c.test for c in report.clients][:60]]
         parts += [
             "<h2>Clients</h2>",
-            _html(CLIENTS, client_rows(report)),
+            html_table(CLIENTS, client_rows(report)),
             bars(names, sizes, ("training rows", "test rows")),
         ]
         areas = [[c.auroc or 0.5 for c in report.clients][:60]]
@@ -164,7 +165,8 @@ th{{border-bottom:1px solid #ccc}}</style></head><body>
 """
 
 
-def _html(header: Sequence[str], rows: Rows) -> str:
+def html_table(header: Sequence[str], rows: Rows) -> str:
+    """The same as HTML."""
     head = f"<tr>{''.join(f'<th>{escape(name)}</th>' for name in header)}</tr>" if header else ""
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table>{head}{body}</table>"
