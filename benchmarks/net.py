@@ -80,7 +80,7 @@ def measure(sizes: list[int], calls: int, count: int) -> dict[str, dict[str, flo
         site.start()
     runtime = ServerRuntime(server, names, run="0" * 32)
     runtime.wait()
-    found = {}
+    results = {}
     for size in sizes:
         message = {"w": torch.ones(size // 4)}
         took = []
@@ -92,11 +92,11 @@ def measure(sizes: list[int], calls: int, count: int) -> dict[str, dict[str, flo
             took.append(time.perf_counter() - began)
             del replies
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        found[str(size)] = {"median_seconds": median(took), "best_seconds": min(took), "peak_megabytes": peak}
+        results[str(size)] = {"median_seconds": median(took), "best_seconds": min(took), "peak_megabytes": peak}
     runtime.close(finished=True)
     for site in sites:
         site.join(10)
-    return found
+    return results
 
 
 def measure_engine(name: str, sizes: list[int], calls: int) -> dict[str, dict[str, float]]:
@@ -112,19 +112,19 @@ def measure_engine(name: str, sizes: list[int], calls: int) -> dict[str, dict[st
         from test_nvflare import Flare as Engine  # type: ignore[assignment]
     folder = Path(tempfile.mkdtemp())
     engine = Engine(folder / "engine", SITES, {"trust": f"{here / 'echo.py'}:Echo"})
-    found = {}
+    results = {}
     try:
         engine.open()
         for size in sizes:
             count = max(3, calls if size < 10**6 else calls // 4)
-            told = {"method": f"{here / 'echo.py'}:Echo", "settings": {"size": size}, "evaluate_every": count + 1}
-            place = Place(folder / str(size), {**told, "rounds": count + 1}, SITES)
+            experiment = {"method": f"{here / 'echo.py'}:Echo", "settings": {"size": size}, "evaluate_every": count + 1}
+            place = Place(folder / str(size), {**experiment, "rounds": count + 1}, SITES)
             print(engine.run(place), file=sys.stderr)
             took = [r["seconds"] for r in place.rounds()[1:-1]]  # not the set-up, nor the round with an evaluation
-            found[str(size)] = {"median_seconds": median(took), "best_seconds": min(took)}
+            results[str(size)] = {"median_seconds": median(took), "best_seconds": min(took)}
     finally:
         engine.close()
-    return found
+    return results
 
 
 if __name__ == "__main__":
@@ -133,10 +133,10 @@ if __name__ == "__main__":
     parser.add_argument("--calls", type=int, default=20)
     parser.add_argument("--sites", type=int, default=3)
     parser.add_argument("--engine", choices=["flower", "nvflare"])
-    given = parser.parse_args()
-    found = (
-        measure_engine(given.engine, given.sizes, given.calls)
-        if given.engine
-        else measure(given.sizes, given.calls, given.sites)
+    arguments = parser.parse_args()
+    results = (
+        measure_engine(arguments.engine, arguments.sizes, arguments.calls)
+        if arguments.engine
+        else measure(arguments.sizes, arguments.calls, arguments.sites)
     )
-    print(json.dumps(found, indent=2))
+    print(json.dumps(results, indent=2))

@@ -9,9 +9,11 @@ import table
 from work import GROWTH, SLOWER, TRIAL, WORKS
 
 
-def page(about: dict[str, Any], found: dict[str, list[table.Line]], when: dict[str, str], notes: Sequence[str]) -> str:
+def page(
+    about: dict[str, Any], lines_by_work: dict[str, list[table.Line]], when: dict[str, str], notes: Sequence[str]
+) -> str:
     """What was measured, of each work its lines and when, and how."""
-    shown = {w: s for w, s in found.items() if w not in GROWTH}
+    shown = {w: s for w, s in lines_by_work.items() if w not in GROWTH}
     text = [
         "# Speed",
         f"`{about['command']}` on {about['machine']}; Python {about['python']}. "
@@ -35,7 +37,7 @@ def page(about: dict[str, Any], found: dict[str, list[table.Line]], when: dict[s
             when[label],
             table.details(some, mine.seconds if mine else None),
         ]
-    grown = {WORKS[w].clients: s for w, s in found.items() if w in GROWTH}
+    grown = {WORKS[w].clients: s for w, s in lines_by_work.items() if w in GROWTH}
     if grown:
         text += [
             "## Growth",

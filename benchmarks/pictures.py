@@ -31,18 +31,18 @@ NAMES = {
 }
 
 
-def speed(found: Mapping[str, Sequence[table.Line]], path: Path) -> None:
+def speed(lines_by_work: Mapping[str, Sequence[table.Line]], path: Path) -> None:
     """A panel for each workload: seconds a round of each peer at its better setting, with the spread over repetitions."""
-    if not found:
+    if not lines_by_work:
         return
-    columns = min(4, len(found))
-    lines = -(-len(found) // columns)
+    columns = min(4, len(lines_by_work))
+    lines = -(-len(lines_by_work) // columns)
     figure, axes = plt.subplots(
         lines, columns, figsize=(3.4 * columns, 2.5 * lines), squeeze=False, layout="constrained"
     )
-    for ax in axes.flat[len(found) :]:
+    for ax in axes.flat[len(lines_by_work) :]:
         ax.axis("off")
-    for ax, (work, some) in zip(axes.flat, found.items(), strict=False):
+    for ax, (work, some) in zip(axes.flat, lines_by_work.items(), strict=False):
         chosen = table.best(some)
         times = table.ratios(some)
         shown = [p for p in NAMES if p in chosen][::-1]
@@ -64,11 +64,11 @@ def speed(found: Mapping[str, Sequence[table.Line]], path: Path) -> None:
     plt.close(figure)
 
 
-def growth(found: Mapping[int, Sequence[table.Line]], path: Path) -> None:
+def growth(lines_by_clients: Mapping[int, Sequence[table.Line]], path: Path) -> None:
     """Seconds a round and peak memory by the number of clients."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.4), layout="constrained")
     for peer, name in NAMES.items():
-        at = {n: table.best(some)[peer] for n, some in found.items() if peer in table.best(some)}
+        at = {n: table.best(some)[peer] for n, some in lines_by_clients.items() if peer in table.best(some)}
         if not at:
             continue
         style = {
@@ -82,7 +82,7 @@ def growth(found: Mapping[int, Sequence[table.Line]], path: Path) -> None:
         right.plot(list(at), [line.rss / 2**30 for line in at.values()], **style)
     for ax, what in ((left, "seconds a round"), (right, "peak memory, GB (RSS, all processes)")):
         ax.set_xscale("log")
-        ax.set_xticks(list(found), [f"{n:,}" for n in found])
+        ax.set_xticks(list(lines_by_clients), [f"{n:,}" for n in lines_by_clients])
         ax.minorticks_off()
         ax.set_xlabel("clients (100 of them, or all, in a round)", fontsize=9)
         ax.set_ylabel(what, fontsize=9)

@@ -37,13 +37,13 @@ from fluke.utils import ClientObserver, FederationObserver
 
 from work import BATCH, LR, MU, Watch, accuracy, network, order, rows, table
 
-given = order()
-work = given.work
-torch.set_num_threads(given.threads)
-FlukeENV().set_device(given.device)
-x, y = table(given.folder, work.data, "train")
+task = order()
+work = task.work
+torch.set_num_threads(task.threads)
+FlukeENV().set_device(task.device)
+x, y = table(task.folder, work.data, "train")
 watch = Watch()
-seen = [0, 0.0]  # steps, sum of losses
+totals = [0, 0.0]  # steps, sum of losses
 
 
 class Rows:
@@ -60,19 +60,19 @@ class Counted(torch.optim.SGD):
     """SGD that counts its steps."""
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        seen[0] += 1
+        totals[0] += 1
         return super().step(*args, **kwargs)
 
 
-class Told(ClientObserver, FederationObserver):
+class RoundWatch(ClientObserver, FederationObserver):
     """Says when a round has ended."""
 
     def end_fit(self, loss: float, **_: Any) -> None:
-        seen[1] += loss
+        totals[1] += loss
 
     def end_round(self, round: int) -> None:
-        watch.tick(seen[0], seen[1] / work.sampled)
-        seen[:] = [0, 0.0]
+        watch.tick(totals[0], totals[1] / work.sampled)
+        totals[:] = [0, 0.0]
 
 
 FlukeENV().set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
@@ -82,6 +82,6 @@ net = network(work.model)
 settings = DDict(client=DDict(client), server=DDict(weighted=True), model=net)
 kind = {"fedavg": FedAVG, "fedprox": FedProx, "scaffold": SCAFFOLD}[work.method]
 algorithm = kind(work.clients, Rows(), settings)
-algorithm.set_callbacks([Told()])
+algorithm.set_callbacks([RoundWatch()])
 algorithm.run(work.rounds, work.sampled / work.clients)
-watch.end(accuracy=accuracy(algorithm.server.model, given.folder, work.data))
+watch.end(accuracy=accuracy(algorithm.server.model, task.folder, work.data))

@@ -74,18 +74,18 @@ def watched(kind: type[FedAvg], watch: Watch) -> type[FedAvg]:
     class Watched(kind):  # type: ignore[misc, valid-type]
         def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
             replies = list(replies)
-            found = super().aggregate_train(server_round, replies)
-            told = [next(iter(r.content.metric_records.values())) for r in replies if not r.has_error()]
-            watch.tick(sum(m["steps"] for m in told), sum(m["loss"] for m in told) / max(1, len(told)))
-            return found
+            aggregated = super().aggregate_train(server_round, replies)
+            metrics = [next(iter(r.content.metric_records.values())) for r in replies if not r.has_error()]
+            watch.tick(sum(m["steps"] for m in metrics), sum(m["loss"] for m in metrics) / max(1, len(metrics)))
+            return aggregated
 
     return Watched
 
 
 def main() -> None:
-    given = order()
-    work = given.work
-    torch.set_num_threads(given.threads)
+    task = order()
+    work = task.work
+    torch.set_num_threads(task.threads)
     watch = Watch()
     server_app = ServerApp()
 
@@ -103,11 +103,11 @@ def main() -> None:
         net = network(work.model)
         result = strategy.start(grid, initial_arrays=ArrayRecord(net.state_dict()), num_rounds=work.rounds)
         net.load_state_dict(result.arrays.to_torch_state_dict())
-        watch.end(accuracy=accuracy(net, given.folder, work.data))
+        watch.end(accuracy=accuracy(net, task.folder, work.data))
 
-    gpus = 1 / given.threads if given.device == "cuda" else 0.0
-    backend = {"client_resources": {"num_cpus": 1, "num_gpus": gpus}, "init_args": {"num_cpus": given.threads}}
-    app = client_app(work, given.folder, given.device)
+    gpus = 1 / task.threads if task.device == "cuda" else 0.0
+    backend = {"client_resources": {"num_cpus": 1, "num_gpus": gpus}, "init_args": {"num_cpus": task.threads}}
+    app = client_app(work, task.folder, task.device)
     run_simulation(server_app, app, num_supernodes=work.clients, backend_config=backend)
 
 

@@ -10,14 +10,14 @@ from torch.nn.functional import cross_entropy
 
 from work import BATCH, LR, MU, Watch, accuracy, network, order, rows, table, weighted_loss, weights
 
-given = order()
-work = given.work
-torch.set_num_threads(given.threads)
-layout = torch.channels_last if given.form == "channels_last" else torch.contiguous_format
-x, y = (column.to(given.device) for column in table(given.folder, work.data, "train"))
-mine = rows(work).to(given.device)
-row_weights = weights(work).to(given.device) if work.method == "feddisk" else None
-net = network(work.model).to(given.device, memory_format=layout)
+task = order()
+work = task.work
+torch.set_num_threads(task.threads)
+layout = torch.channels_last if task.form == "channels_last" else torch.contiguous_format
+x, y = (column.to(task.device) for column in table(task.folder, work.data, "train"))
+mine = rows(work).to(task.device)
+row_weights = weights(work).to(task.device) if work.method == "feddisk" else None
+net = network(work.model).to(task.device, memory_format=layout)
 state = {k: v.clone() for k, v in net.state_dict().items()}
 control = {k: torch.zeros_like(v) for k, v in net.named_parameters()}  # SCAFFOLD's c
 controls: dict[int, dict[str, Tensor]] = {}  # SCAFFOLD's c_i
@@ -27,8 +27,8 @@ def train(client: int) -> tuple[int, Tensor]:
     """One epoch at one client, from the weights in `net`: how many steps, and the sum of their losses."""
     optimiser = torch.optim.SGD(net.parameters(), lr=LR)
     own = controls.get(client) or {k: torch.zeros_like(v) for k, v in control.items()}
-    steps, total = 0, torch.zeros((), device=given.device)  # no step waits for the device
-    for at in torch.randperm(work.images, device=given.device).split(BATCH):
+    steps, total = 0, torch.zeros((), device=task.device)  # no step waits for the device
+    for at in torch.randperm(work.images, device=task.device).split(BATCH):
         batch = mine[client][at]
         outputs = net(x[batch].contiguous(memory_format=layout))
         if row_weights is None:
@@ -57,7 +57,7 @@ watch = Watch()
 for _ in range(work.rounds):
     summed = {k: torch.zeros_like(v) for k, v in state.items()}
     changes = {k: torch.zeros_like(v) for k, v in control.items()}
-    steps, total = 0, torch.zeros((), device=given.device)
+    steps, total = 0, torch.zeros((), device=task.device)
     for client in random.sample(range(work.clients), work.sampled):
         net.load_state_dict(state)
         done, loss = train(client)
@@ -68,4 +68,4 @@ for _ in range(work.rounds):
     control = {k: c + changes[k] for k, c in control.items()}
     watch.tick(steps, float(total) / steps)
 net.load_state_dict(state)
-watch.end(accuracy=accuracy(net, given.folder, work.data))
+watch.end(accuracy=accuracy(net, task.folder, work.data))

@@ -13,9 +13,9 @@ from work import BATCH, LR, MU, Watch, accuracy, network, order, rows, table, we
 
 
 def main() -> None:
-    given = order()
-    work = given.work
-    x, y = table(given.folder, work.data, "train")
+    request = order()
+    work = request.work
+    x, y = table(request.folder, work.data, "train")
     nothing = Rows({"x": x, "y": y}, torch.empty(0, dtype=torch.int64))
     held = [Rows({"x": x, "y": y}, own) for own in rows(work)]
     if work.method == "feddisk":  # FedAvg on rows that weigh: what FedDisk's rounds are once it knows the weights
@@ -27,7 +27,7 @@ def main() -> None:
     plan = SGD(lr=LR, batch=BATCH)
     method = kind(task=task, local=plan, cohort=work.sampled / work.clients, **settings)
     watch = Watch()
-    with Simulation(clients, workers=given.threads, device=given.device, precision=given.precision) as fed:
+    with Simulation(clients, workers=request.threads, device=request.device, precision=request.precision) as fed:
         # The loop of `federate` without its evaluation.
         fed.bind(method)
         state = method.setup(fed)
@@ -35,7 +35,7 @@ def main() -> None:
             state = method.round(fed, state)
             record = fed.ledger.close()
             watch.tick(record.steps, record.loss)
-    watch.end(accuracy=accuracy(task.load(method.model(state)), given.folder, work.data))
+    watch.end(accuracy=accuracy(task.load(method.model(state)), request.folder, work.data))
 
 
 if __name__ == "__main__":

@@ -28,15 +28,15 @@ from torch.nn.functional import cross_entropy
 
 from work import BATCH, LR, MU, Watch, accuracy, network, order, rows, table, weighted_loss, weights
 
-given = order()
-work = given.work
+task = order()
+work = task.work
 torch.set_num_threads(1)
 random.seed(0)
 np.random.seed(0)  # all processes must draw the same cohorts
-x, y = (column.to(given.device) for column in table(given.folder, work.data, "train"))
-mine = rows(work).to(given.device)
-row_weights = weights(work).to(given.device) if work.method == "feddisk" else None
-seen: list[Any] = [0, 0.0]  # steps, sum of losses
+x, y = (column.to(task.device) for column in table(task.folder, work.data, "train"))
+mine = rows(work).to(task.device)
+row_weights = weights(work).to(task.device) if work.method == "feddisk" else None
+totals: list[Any] = [0, 0.0]  # steps, sum of losses
 
 
 class Net(nn.Module):
@@ -44,28 +44,28 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = network(work.model).to(given.device)
+        self.net = network(work.model).to(task.device)
 
     def loss(self, inputs: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
         outputs = self.net(inputs)
-        found = cross_entropy(outputs, targets) if weight is None else weighted_loss(outputs, targets, weight)
-        seen[0] += 1
-        seen[1] += found.detach()  # no step waits for the device
-        return found
+        loss = cross_entropy(outputs, targets) if weight is None else weighted_loss(outputs, targets, weight)
+        totals[0] += 1
+        totals[1] += loss.detach()  # no step waits for the device
+        return loss
 
     def metrics(self, *_: Tensor) -> dict[str, Any]:
         return {}
 
 
-class Told(TrainingProcessCallback):
+class RoundWatch(TrainingProcessCallback):
     """Says when a round has ended."""
 
     def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Metrics]:
-        sums = torch.tensor([float(seen[0]), float(seen[1])])
+        sums = torch.tensor([float(totals[0]), float(totals[1])])
         if ops.distributed.world_size > 1:
             torch.distributed.all_reduce(sums)
         steps, total = sums.tolist()
-        seen[:] = [0, 0.0]
+        totals[:] = [0, 0.0]
         if ops.distributed.global_rank == 0:
             watch.tick(int(steps), total / max(1, steps))
         return False, Metrics()
@@ -73,7 +73,7 @@ class Told(TrainingProcessCallback):
 
 def dataset(user: int) -> PyTorchTensorDataset:
     """A user's rows, in a new order: pfl does not shuffle."""
-    at = torch.randperm(work.images, device=given.device)
+    at = torch.randperm(work.images, device=task.device)
     batch = mine[user][at]
     columns = (x[batch], y[batch]) if row_weights is None else (x[batch], y[batch], row_weights[user][at])
     return PyTorchTensorDataset(columns, user_id=str(user))
@@ -110,9 +110,9 @@ elif work.method == "scaffold":
 else:
     algorithm, params = FederatedAveraging(), NNAlgorithmParams(**common)
 local = NNTrainHyperParams(local_learning_rate=LR, local_num_epochs=1, local_batch_size=BATCH)
-algorithm.run(params, SimulatedBackend(data, data), model, local, None, [Told()], send_metrics_to_platform=False)
+algorithm.run(params, SimulatedBackend(data, data), model, local, None, [RoundWatch()], send_metrics_to_platform=False)
 if ops.distributed.global_rank == 0:
-    watch.end(accuracy=accuracy(net.net, given.folder, work.data))
+    watch.end(accuracy=accuracy(net.net, task.folder, work.data))
 if ops.distributed.world_size > 1:
     torch.distributed.barrier()  # none ends while another still measures
     torch.distributed.destroy_process_group()

@@ -72,24 +72,26 @@ def python(name: str, device: str = "cpu") -> Path:
     if not peer.needs:
         return Path(sys.executable)
     venv = VENVS / name
-    found, ready = venv / "bin" / "python", venv / "ready"
+    interpreter, ready = venv / "bin" / "python", venv / "ready"
     wanted = "\n".join([*peer.needs, *peer.bare])
     if not ready.is_file() or ready.read_text() != wanted:
         print(f"making the venv of {name}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-        pip = [found, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        pip = [interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         if peer.bare:
             subprocess.run([*pip, "--no-deps", *peer.bare], check=True)
         subprocess.run([*pip, "--constraint", ROOT / "constraints.txt", "torch", "numpy", *peer.needs], check=True)
         ready.write_text(wanted)
     if device != "cpu":  # the torch that pip finds for the GPU
-        return found
+        return interpreter
     pinned = (ROOT / "constraints.txt").read_text().split("torch==")[1].split()[0]
-    said = "import torch; print(torch.__version__.split('+')[0], torch.version.cuda)"
-    told = subprocess.run([found, "-c", said], check=True, capture_output=True, text=True).stdout.split()
-    if told != [pinned, "None"]:
-        raise SystemExit(f"The venv of {name} has torch {told[0]} (CUDA {told[1]}), not the CPU build of {pinned}.")
-    return found
+    code = "import torch; print(torch.__version__.split('+')[0], torch.version.cuda)"
+    installed = subprocess.run([interpreter, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    if installed != [pinned, "None"]:
+        raise SystemExit(
+            f"The venv of {name} has torch {installed[0]} (CUDA {installed[1]}), not the CPU build of {pinned}."
+        )
+    return interpreter
 
 
 def version(name: str) -> str:
@@ -97,8 +99,8 @@ def version(name: str) -> str:
     peer = PEERS[name]
     wanted = [n.split("[")[0].split("==")[0] for n in (*peer.bare, *peer.needs[:1])] if peer.needs else []
     wanted = wanted[:1] + (["ray"] if name == "flwr" else []) + ["torch"]
-    said = f"from importlib.metadata import version; print(*[f'{{n}} {{version(n)}}' for n in {wanted}], sep=', ')"
-    return subprocess.run([python(name), "-c", said], check=True, capture_output=True, text=True).stdout.strip()
+    code = f"from importlib.metadata import version; print(*[f'{{n}} {{version(n)}}' for n in {wanted}], sep=', ')"
+    return subprocess.run([python(name), "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
 # ---- one measurement ----
@@ -113,10 +115,10 @@ def family(root: int) -> list[int]:
                 parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except (OSError, IndexError):
                 continue
-    found = [root]
-    for pid in found:
-        found += [child for child, parent in parents.items() if parent == pid]
-    return found
+    pids = [root]
+    for pid in pids:
+        pids += [child for child, parent in parents.items() if parent == pid]
+    return pids
 
 
 def resident(pids: Sequence[int], shared: bool) -> int:
@@ -278,7 +280,7 @@ def write(folder: Path, measured: Path, smaller: dict[str, int]) -> None:
     """Tables and pictures of all that has been measured."""
     runs = [json.loads(f.read_text()) for f in sorted(measured.glob("*.json")) if not f.name.endswith("-trial.json")]
     order = {peer: k for k, peer in enumerate(PEERS)}
-    found: dict[str, list[table.Line]] = {}
+    lines_by_work: dict[str, list[table.Line]] = {}
     when: dict[str, str] = {}
     notes: list[str] = []
     for label, named in WORKS.items():
@@ -287,11 +289,11 @@ def write(folder: Path, measured: Path, smaller: dict[str, int]) -> None:
             continue
         work = replace(named, **{k: v for k, v in smaller.items() if v})
         table.check(some, work.steps, work.rounds)
-        found[label] = table.lines(sorted(some, key=lambda r: (order[r["peer"]], r["threads"])))
-        notes += [f"{label}: {text}" for text in table.strangers(found[label])]
+        lines_by_work[label] = table.lines(sorted(some, key=lambda r: (order[r["peer"]], r["threads"])))
+        notes += [f"{label}: {text}" for text in table.strangers(lines_by_work[label])]
         commits, hours = sorted({r["commit"] for r in some}), sorted(r["at"] for r in some)
         when[label] = f"At {', '.join(commits)}, {hours[0]} to {hours[-1]}."
-    if not found:
+    if not lines_by_work:
         return
     peers = [p for p in PEERS if any(r["peer"] == p for r in runs)]
     versions = {p: version(p) for p in peers}
@@ -306,12 +308,14 @@ def write(folder: Path, measured: Path, smaller: dict[str, int]) -> None:
         "smaller": smaller,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    summary = {w: {"verdict": table.verdict(w, some), "lines": [asdict(x) for x in some]} for w, some in found.items()}
+    summary = {
+        w: {"verdict": table.verdict(w, some), "lines": [asdict(x) for x in some]} for w, some in lines_by_work.items()
+    }
     (folder / "speed.json").write_text(json.dumps({"about": about, "works": summary, "runs": runs}, indent=1) + "\n")
-    (folder / "speed.md").write_text(page(about, found, when, notes))
-    pictures.speed({w: s for w, s in found.items() if w not in GROWTH}, folder / "speed.png")
-    if any(w in GROWTH for w in found):
-        pictures.growth({WORKS[w].clients: s for w, s in found.items() if w in GROWTH}, folder / "growth.png")
+    (folder / "speed.md").write_text(page(about, lines_by_work, when, notes))
+    pictures.speed({w: s for w, s in lines_by_work.items() if w not in GROWTH}, folder / "speed.png")
+    if any(w in GROWTH for w in lines_by_work):
+        pictures.growth({WORKS[w].clients: s for w, s in lines_by_work.items() if w in GROWTH}, folder / "growth.png")
     print(f"written: {folder}/speed.md", flush=True)
 
 
@@ -329,9 +333,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--write", action="store_true", help="measure nothing, write the page of what there is")
     parser.add_argument("--out", type=Path, default=None, help="folder of the results")
     a = parser.parse_args()
-    a.works = [
-        w for w in WORKS if any(w == given or (given in ("W5", "G") and w.startswith(given)) for given in a.works)
-    ]
+    a.works = [w for w in WORKS if any(w == name or (name in ("W5", "G") and w.startswith(name)) for name in a.works)]
     if unknown := [p for p in a.peers if p not in PEERS] or ([] if a.works else ["workloads"]):
         parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(PEERS)} and {', '.join(WORKS)}")
     return a

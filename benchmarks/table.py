@@ -58,10 +58,10 @@ def lines(runs: Sequence[Measured]) -> list[Line]:
     groups: dict[tuple[str, int], list[Measured]] = {}
     for run in runs:
         groups.setdefault((run["peer"], run["threads"]), []).append(run)
-    found = []
+    lines = []
     for (peer, threads), some in groups.items():
         seconds = [steady(run) for run in some]
-        found.append(
+        lines.append(
             Line(
                 peer,
                 threads,
@@ -76,35 +76,35 @@ def lines(runs: Sequence[Measured]) -> list[Line]:
                 len(some),
             )
         )
-    return found
+    return lines
 
 
-def best(found: Sequence[Line]) -> dict[str, Line]:
+def best(lines: Sequence[Line]) -> dict[str, Line]:
     """Each peer's better setting."""
     chosen: dict[str, Line] = {}
-    for line in found:
+    for line in lines:
         if line.peer not in chosen or line.seconds < chosen[line.peer].seconds:
             chosen[line.peer] = line
     return chosen
 
 
-def ratios(found: Sequence[Line]) -> dict[str, float]:
+def ratios(lines: Sequence[Line]) -> dict[str, float]:
     """How many times longer each peer takes than Kilter, better setting against better setting."""
-    chosen = best(found)
+    chosen = best(lines)
     if "kilter" not in chosen:
         return {}
     return {peer: line.seconds / chosen["kilter"].seconds for peer, line in chosen.items() if peer != "kilter"}
 
 
-def verdict(work: str, found: Sequence[Line]) -> dict[str, Any]:
+def verdict(work: str, lines: Sequence[Line]) -> dict[str, Any]:
     """Kilter against Flower and against the fastest of the others, each with its bar; None where one was not measured."""
-    times = ratios(found)
+    times = ratios(lines)
     others = {peer: times[peer] for peer in OTHERS if peer in times}
     fastest = min(others, key=lambda p: others[p]) if others else None
     bars = BARS.get(work, (None, None))
     out: dict[str, Any] = {"flower": times.get(FLOWER), "flower_bar": bars[0]}
     out |= {"fastest": fastest, "others": others[fastest] if fastest else None, "others_bar": bars[1]}
-    chosen = best(found)
+    chosen = best(lines)
     if "kilter" in chosen:
         out["startup"] = chosen["kilter"].startup
         if FLOWER in chosen:
@@ -112,12 +112,12 @@ def verdict(work: str, found: Sequence[Line]) -> dict[str, Any]:
     return out
 
 
-def strangers(found: Sequence[Line]) -> list[str]:
+def strangers(lines: Sequence[Line]) -> list[str]:
     """Who has learnt something else than the others: accuracies far from the median."""
-    middle = median(line.accuracy for line in found)
+    middle = median(line.accuracy for line in lines)
     return [
         f"{line.peer} with {line.threads} has accuracy {line.accuracy:.2f}, the median is {middle:.2f}"
-        for line in found
+        for line in lines
         if abs(line.accuracy - middle) > LEARNT
     ]
 
@@ -148,9 +148,9 @@ def against(value: float | None, bar: float | None) -> list[str]:
     return [f"**{short(value)}x**", f"{bar:g} {'met' if value >= bar else 'MISSED'}"]
 
 
-def verdicts(found: Mapping[str, Sequence[Line]]) -> str:
+def verdicts(lines_by_work: Mapping[str, Sequence[Line]]) -> str:
     body = []
-    for work, some in found.items():
+    for work, some in lines_by_work.items():
         v, mine = verdict(work, some), best(some).get("kilter")
         if mine is None:
             continue

@@ -77,10 +77,10 @@ def table(folder: Path, data: str, part: str) -> tuple[Tensor, Tensor]:
 
 def convert(source: Path, folder: Path, data: str) -> None:
     """Kilter's .npz of a data set as the .npy files that `table` reads."""
-    found = [source / name for name in (f"{data}.npz", f"{data}_25k.npz") if (source / name).is_file()]
-    if not found:
+    files = [source / name for name in (f"{data}.npz", f"{data}_25k.npz") if (source / name).is_file()]
+    if not files:
         raise SystemExit(f"There is no {data}.npz in '{source}': set KILTER_DATA to the folder that has it.")
-    with np.load(found[0]) as arrays:
+    with np.load(files[0]) as arrays:
         for part in ("train", "test"):
             x = arrays[f"x_{part}"]
             x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
@@ -149,7 +149,7 @@ def weighted_loss(outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     return (cross_entropy(outputs, y, reduction="none") * weight).mean()
 
 
-# ---- what every runner is told and says ----
+# ---- what every runner reads and prints ----
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,8 @@ def order() -> Order:
     parser.add_argument("--images", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=0)
     a = parser.parse_args()
-    given = {name: value for name in ("images", "rounds") if (value := getattr(a, name))}
-    return Order(replace(WORKS[a.work], **given), a.threads, a.data, a.form, a.device, a.precision)
+    smaller = {name: value for name in ("images", "rounds") if (value := getattr(a, name))}
+    return Order(replace(WORKS[a.work], **smaller), a.threads, a.data, a.form, a.device, a.precision)
 
 
 class Watch:

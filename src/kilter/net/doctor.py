@@ -68,13 +68,13 @@ def _try(check: str, action: Callable[[], Finding]) -> Finding:
 
 
 def _versions() -> Finding:
-    found = []
+    installed = []
     for package in PACKAGES:
         try:
-            found.append(f"{package} {version(package)}")
+            installed.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             return Finding("versions", f"{package} is not installed", "pip install 'kilter[net]'")
-    return Finding("versions", f"python {platform.python_version()}, {', '.join(found)}")
+    return Finding("versions", f"python {platform.python_version()}, {', '.join(installed)}")
 
 
 def _clock() -> Finding:
