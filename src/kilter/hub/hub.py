@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import sqlite3
 import tempfile
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ from kilter.hub.job_queue import JobQueue, QueuedJob
 from kilter.hub.messages import Assignment, JobView, SiteReport, State
 from kilter.hub.processes import MISTAKE, REFUSED, ChildProcess, last_message
 from kilter.hub.schedule import AgentView, Decision, assignments, decide, present
+from kilter.net.names import printable
 from kilter.records.files import write
 from kilter.records.lock import hold
 
@@ -52,6 +54,7 @@ class ConnectedAgent:
     send: Callable[[Assignment], None]
     reports: dict[int, SiteReport] = field(default_factory=dict)
     told: Assignment | None = None
+    replaced: asyncio.Event = field(default_factory=asyncio.Event)  # a newer agent of the same name connected
 
     def view(self) -> AgentView:
         return AgentView(self.parallel, self.reports)
@@ -71,6 +74,7 @@ class Hub:
         self.agents: dict[str, ConnectedAgent] = {}
         self.traffic: Counter[str] = Counter()
         self.crashes = 0
+        self.problem = ""  # why the hub cannot work now
         self.changed = asyncio.Event()
         self._sockets = Path(tempfile.mkdtemp(prefix="kilter-"))  # short, as the path of a socket must be; private
         self._tasks: set[asyncio.Task[None]] = set()
@@ -100,6 +104,7 @@ class Hub:
             done = _lines(self.folder(job) / "rounds.jsonl")
         names = ("name", "kind", "owner", "state", "reason", "quorum", "submitted", "started", "ended", "parent")
         values = {name: getattr(job, name) for name in names}
+        values |= {name: printable(values[name], 400) for name in ("name", "reason")}  # they come from elsewhere
         return JobView(job=job.id, sites=list(job.sites), rounds=done, of_rounds=total, **values)
 
     # The loop -------------------------------------------------------------------------------------------------------
@@ -109,7 +114,12 @@ class Hub:
         try:
             while True:
                 self.changed.clear()
-                await self.step()
+                try:
+                    await self.step()
+                    self.problem = ""
+                except (OSError, sqlite3.Error, Mistake) as e:  # a full disk, for example: nothing is lost, try again
+                    self.problem = f"the hub cannot work now: {e}"
+                    log.error("%s", self.problem)
                 try:
                     await asyncio.wait_for(self.changed.wait(), TICK)
                 except TimeoutError:
@@ -230,6 +240,8 @@ class Hub:
 
     def arrived(self, agent: ConnectedAgent) -> None:
         """An agent connected; an older stream of the same name no longer counts."""
+        if agent.name in self.agents:
+            self.agents[agent.name].replaced.set()
         self.agents[agent.name] = agent
         log.info("the agent of %s is connected", agent.name)
         self.changed.set()

@@ -203,6 +203,11 @@ class JobQueue:
         """Jobs that are not over, oldest first."""
         return [_job(r) for r in self._db.execute("SELECT * FROM jobs WHERE state IN (?, ?, ?) ORDER BY id", ACTIVE)]
 
+    def active_of(self, owner: str) -> int:
+        """How many jobs of a submitter are not over."""
+        query = "SELECT COUNT(*) FROM jobs WHERE owner = ? AND kind != 'run' AND state IN (?, ?, ?)"
+        return int(self._db.execute(query, (owner, *ACTIVE)).fetchone()[0])
+
     def runs_of(self, study: int) -> list[QueuedJob]:
         return [_job(r) for r in self._db.execute("SELECT * FROM jobs WHERE parent = ? ORDER BY id", (study,))]
 

@@ -46,7 +46,9 @@ async def serve_hub(config: HubConfig, say: Callable[[str], None]) -> None:
         return asyncio.run_coroutine_threadsafe(_values(service.hub, identity), loop).result(5.0)
 
     if config.metrics:
-        publish(MetricsPort(config.metrics, config.metrics_tls, config.metrics_token), values)
+        publish(
+            MetricsPort(config.metrics, config.metrics_tls, config.metrics_token), values, lambda: service.hub.problem
+        )
     try:
         await service.hub.run()
     finally:

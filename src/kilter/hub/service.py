@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sqlite3
 import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -56,6 +57,7 @@ log = logging.getLogger("kilter.net")
 
 STATUS = "/kilter.Star/Status"
 REVOCATION_SECONDS = 15.0  # between two looks at the revocation list
+MOST_ACTIVE = 1000  # jobs of one submitter that are not over
 LOG_SECONDS = 0.5  # between two looks at a log that is followed
 SKIPPED = ("nodes", "checkpoint.safetensors", ".lock")  # files of a run folder that are of use only to resume it
 Context = Any  # gRPC has no types
@@ -148,12 +150,16 @@ class HubService:
             asyncio.create_task(self._listen(agent, context)),
             asyncio.create_task(self._write(outbox, protocol, context)),
             asyncio.create_task(self._until_revoked(known)),
+            asyncio.create_task(agent.replaced.wait()),
         ]
         self.hub.arrived(agent)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if tasks[2].done():
                 await self._refuse(context, known.name, "its certificate was revoked")
+            if agent.replaced.is_set():
+                why = "a newer agent of the same name took its place: does another one run with this certificate?"
+                await context.abort(grpc.StatusCode.ABORTED, why)
         finally:
             for task in tasks:
                 task.cancel()
@@ -215,6 +221,9 @@ class HubService:
             return encode(await self._answer(known, request))
         except Mistake as e:
             return encode(Answer(refused=str(e)))
+        except (OSError, sqlite3.Error) as e:
+            log.error("a call of %s failed: %s", printable(known.name), e)
+            return encode(Answer(refused="The hub cannot do this now: see its log."))
 
     async def _answer(self, known: Caller, request: Request) -> Answer:
         queue = self.hub.queue
@@ -255,6 +264,8 @@ class HubService:
             raise Mistake("--sites names a site twice.")
         if request.quorum > len(sites):
             raise Mistake(f"The quorum is a number of sites from 1 to {len(sites)}, not {request.quorum}.")
+        if self.hub.queue.active_of(known.name) >= MOST_ACTIVE:
+            raise Mistake(f"You have {MOST_ACTIVE} jobs that are not over: wait for some, or cancel some.")
         async with self._checks:
             admitted = await check(request, self.hub.config.data)
         if admitted.get("refused"):
