@@ -174,7 +174,7 @@ def _round(loop: Loop) -> Round:
     """Train one round, evaluate where it is due, and record it."""
     began = time.perf_counter()
     fed = loop.fed
-    fed.round = fed.after(loop.at.round)
+    fed.begin_round(loop.at.round, loop.state, loop.model if loop.at.best else None)
     loop.state = loop.method.round(fed, loop.state)
     last = fed.round >= fed.rounds
     evaluated = _evaluate(loop, last) if last or fed.round % loop.evaluate_every == 0 else None

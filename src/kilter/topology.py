@@ -29,8 +29,13 @@ class Topology:
     neighbours: dict[str, tuple[str, ...]]
 
     def aggregator(self, round: int, ids: Sequence[str]) -> str:
-        """The node that aggregates in this round (rotating)."""
-        return ids[max(round - 1, 0) % len(ids)]
+        """The node whose turn it is to aggregate in this round (rotating)."""
+        return self.turns(round, ids)[0]
+
+    def turns(self, round: int, ids: Sequence[str]) -> tuple[str, ...]:
+        """Who aggregates in this round: the first of these that is there (rotating)."""
+        first = max(round - 1, 0) % len(ids)
+        return (*ids[first:], *ids[:first])
 
 
 def _connected(draw: Callable[[int], nx.Graph], seed: int, what: str) -> nx.Graph:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kilter.data import Preparation, Schema, TableOptions
     from kilter.experiment import Experiment
     from kilter.net.metrics import MetricsPort
+    from kilter.net.peer_run import PeerRun
     from kilter.net.policy import SitePolicy
     from kilter.net.site import Site
     from kilter.net.tls import Identity
@@ -38,6 +39,7 @@ MetricsTls = Annotated[Path | None, typer.Option(help="Folder with key.pem and c
 MetricsToken = Annotated[Path | None, typer.Option(help="File with the token that readers of metrics must send.")]
 RunFolder = Annotated[str, typer.Option("--out", help="Run folder; reuse the folder to resume.", show_default=False)]
 StateDir = Annotated[Path, typer.Option(help="Where this site keeps its state, approvals and audit log.")]
+PublicRows = Annotated[str, typer.Option(help="A file of rows that every site may use when it aggregates.")]
 Policy = Annotated[Path | None, typer.Option(help="This site's policy (site.toml).", show_default=False)]
 
 
@@ -153,6 +155,7 @@ def join(
     image_mode: Annotated[str, typer.Option(help="Read my images as grey or rgb.", show_default=False)] = "",
     trust: Annotated[list[str] | None, typer.Option(help="A file of my own, file.py:Name, that may run.")] = None,
     weights: Annotated[str, typer.Option(help="This site's copy of the pre-trained weights.", show_default=False)] = "",
+    public: PublicRows = "",
     give_up: Annotated[float, typer.Option(help="Stop retrying after this many seconds without the server.")] = 86400.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the terms and what would leave; send nothing.")
@@ -185,6 +188,7 @@ def join(
     site = Site(me, dataset, state_dir, allowed, data, identity, largest, ask, server_name, table, where, job=job)
     if approvals is not None:
         site.share_approvals(approvals)
+    site.public = _public(public, dataset.classes)
     for digest in approve or ():
         site.approvals.add(digest, "--approve")
     _take_part(site, server, give_up, dry_run)
@@ -195,8 +199,10 @@ def _take_part(site: Site, server: str, give_up: float, dry_run: bool) -> None:
     from kilter.net.dry_run import rehearse
     from kilter.net.limits import limit_memory, limit_processes
     from kilter.net.site_client import attend
+    from kilter.records.versions import versions
     from kilter.runtimes.interrupts import stoppable
 
+    versions()  # asks git and uname once, before the limit
     limit_memory(site.policy.memory_mb)
     limit_processes(site.policy.processes)
     if dry_run:
@@ -256,7 +262,7 @@ def peer(
     deadline: Annotated[float, typer.Option(help="Seconds to wait for a neighbour's letter.")] = 600.0,
     grace: Annotated[float, typer.Option(help="Seconds to wait for a neighbour that cannot be reached.")] = 30.0,
     folder: RunFolder = "",
-    public: Annotated[str, typer.Option(help="A file of rows that every aggregator may hold.")] = "",
+    public: PublicRows = "",
     policy: Policy = None,
     device: Device = "cpu",
     largest: Largest = LARGEST,
@@ -268,7 +274,7 @@ def peer(
     log_json: LogJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Take part as a peer: without a server, everyone trains and aggregates with its neighbours."""
+    """Take part as a peer, without a server: every site aggregates with its neighbours, or the sites aggregate in turn."""
     from kilter.net import tls
     from kilter.net.peer_run import PeerRun
     from kilter.runtimes.interrupts import stoppable
@@ -282,12 +288,38 @@ def peer(
         raise Mistake(f"--me is '{me}', and the certificate's name is '{identity.name}'.")
     allowed = site_policy(policy, "", "", None, experiment.weights)
     run = PeerRun(experiment, me, addresses, data, classes, folder, allowed, schema)
-    with run.open(listen, identity, largest, _public(public, run.description.classes), quorum, deadline, grace) as fed:
+    rows = _public(public, run.description.classes)
+    if run.rotates:
+        _take_turns(run, listen, identity, largest, rows, (quorum, deadline, grace), device, port)
+        return
+    with run.open(listen, identity, largest, rows, quorum, deadline, grace) as fed:
         host = listen.rpartition(":")[0]
         fed.set_device(device)
         out.print(f"Listening on {host}:{fed.transport.port} as {me}; run folder {run.where}")
         with stoppable():
             run.run(fed, out, port)
+
+
+def _take_turns(
+    run: PeerRun,
+    listen: str,
+    identity: Identity | None,
+    largest: int,
+    public: Rows | None,
+    waits: tuple[int, float, float],
+    device: str,
+    metrics: MetricsPort | None,
+) -> None:
+    """Take part where sites aggregate in turn."""
+    from kilter.net.rotating_peer import RotatingPeer
+    from kilter.net.turns import Waits
+    from kilter.runtimes.devices import parse
+    from kilter.runtimes.interrupts import stoppable
+
+    peer = RotatingPeer(run, listen, identity, largest, public, Waits(*waits), parse(device)[0])
+    out.print(f"Listening on {listen.rpartition(':')[0]}:{peer.links.port} as {run.me}; run folder {run.where}")
+    with stoppable():
+        peer.attend(out, metrics)
 
 
 def _read_peers(

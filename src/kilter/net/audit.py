@@ -11,6 +11,7 @@ import csv
 import fcntl
 import json
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
@@ -31,7 +32,7 @@ class AuditEntry:
 
     number: int
     time: str
-    event: str  # hello, reply, letter, refusal, approval
+    event: str  # hello, reply, letter, hand-over, refusal, approval
     run: str
     round: int
     step: str
@@ -57,7 +58,7 @@ class AuditLog:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path = folder / FILE
+        self.path, self._writing = folder / FILE, threading.Lock()
         self._file = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,13 +90,14 @@ class AuditLog:
         """Append an entry."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         digest = blake2b(body, digest_size=16).hexdigest() if body else ""
-        entry = AuditEntry(
-            self.number + 1, now, event, run, round, step, kinds, len(body), digest, to, approval, self.hash
-        ).sealed()
-        self._file.write(json.dumps(asdict(entry)) + "\n")
-        self._file.flush()
-        os.fdatasync(self._file.fileno())
-        self.number, self.hash = entry.number, entry.hash
+        with self._writing:
+            entry = AuditEntry(
+                self.number + 1, now, event, run, round, step, kinds, len(body), digest, to, approval, self.hash
+            ).sealed()
+            self._file.write(json.dumps(asdict(entry)) + "\n")
+            self._file.flush()
+            os.fdatasync(self._file.fileno())
+            self.number, self.hash = entry.number, entry.hash
         return entry
 
     def close(self) -> None:

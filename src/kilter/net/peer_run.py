@@ -29,6 +29,7 @@ from kilter.net.terms import SENT, Terms, file_digest, own_data, peer_run_id
 from kilter.net.tls import Identity
 from kilter.records.run_folder import Store, write
 from kilter.report.result import show_result
+from kilter.topology import topology
 
 
 @dataclass
@@ -58,16 +59,16 @@ class PeerRun:
             raise Mistake(f"'{self.where}' already holds a finished run: choose another --out.")
         stored = self.where / PREPARATION
         options = experiment.table_options()
-        self._dataset = kdata.load(self.data, classes=self.classes, schema=self.schema, table=options, prepare=False)
-        self._pending = self._dataset.schema is not None and not isinstance(self.schema, Preparation)
+        self.dataset = kdata.load(self.data, classes=self.classes, schema=self.schema, table=options, prepare=False)
+        self._pending = self.dataset.schema is not None and not isinstance(self.schema, Preparation)
         # Statistics of all peers are exchanged when the port is open, unless an earlier start of this run did so.
         fitted = self.schema if isinstance(self.schema, Preparation) else None
         self.run_id = peer_run_id(
-            experiment, None if self._pending else DataDescription.of(self._dataset), fitted, self.addresses
+            experiment, None if self._pending else DataDescription.of(self.dataset), fitted, self.addresses
         )
         if self._pending and stored.exists():
             fitted, self._pending = Preparation.read(stored), False
-            self._dataset = self._dataset.matching(fitted.schema).prepared(fitted)
+            self.dataset = self.dataset.matching(fitted.schema).prepared(fitted)
         self._admit(fitted or self._provisional(), exchanged=fitted is not None)
         self.store = Store(self.where)
         if not (self.where / "experiment.toml").exists():
@@ -75,7 +76,7 @@ class PeerRun:
 
     def _provisional(self) -> Preparation | None:
         """A preparation from this peer's rows alone, to check the policy. It stays here."""
-        dataset = self._dataset
+        dataset = self.dataset
         if dataset.raw is None or dataset.schema is None:
             return None
         return fit_whole(dataset.raw, dataset.schema, dataset.train.numpy())
@@ -83,13 +84,25 @@ class PeerRun:
     def _admit(self, preparation: Preparation | None, exchanged: bool) -> None:
         """Check the experiment against this peer's policy; it must also allow statistics if they are to be exchanged."""
         experiment = self.experiment
-        self.description = replace(DataDescription.of(self._dataset), normalised=False)  # nobody knows everyone's
+        self.description = replace(DataDescription.of(self.dataset), normalised=False)  # nobody knows everyone's
         self.facts = self.description.row_facts(preparation)
         plain = {key: value for key, value in asdict(experiment).items() if key in SENT}
         described = replace(self.description, schema=None) if exchanged else self.description
         digest = file_digest(experiment.weights)
-        terms = Terms(self.run_id, "", plain, digest, described, tuple(self.addresses), (), True)
-        self.policy.admit(terms, len(self._dataset.train), self.facts)
+        self.terms = terms = Terms(self.run_id, "", plain, digest, described, tuple(self.addresses), (), True)
+        self.policy.admit(terms, len(self.dataset.train), self.facts)
+
+    @property
+    def rotates(self) -> bool:
+        """Whether the sites aggregate in turn."""
+        if topology(self.experiment.topology, tuple(self.addresses), self.experiment.seed).kind != "rotating":
+            return False
+        if self._pending:
+            raise Mistake(
+                "Sites that aggregate in turn over direct links must share a preparation of their tables: add a line schema = "
+                '"preparation.toml" to the list of peers (from the run folder of a simulation), or use a relay (kilter serve).'
+            )
+        return True
 
     def open(
         self,
@@ -112,7 +125,7 @@ class PeerRun:
             fed = PeerRuntime(
                 transport,
                 list(self.addresses),
-                own_data(self._dataset, self.me, experiment.seed, experiment.valid),
+                own_data(self.dataset, self.me, experiment.seed, experiment.valid),
                 topology=experiment.topology,
                 seed=experiment.seed,
                 public=public,
@@ -133,8 +146,8 @@ class PeerRun:
     def _prepare(self, exchange: PeerExchange) -> None:
         """Fit one preparation with all peers, and keep it in the run folder."""
         experiment = self.experiment
-        preparation, self._dataset = agree_on_preparation(
-            exchange, self._dataset, experiment.seed, experiment.valid, self.policy.statistics_rows
+        preparation, self.dataset = agree_on_preparation(
+            exchange, self.dataset, experiment.seed, experiment.valid, self.policy.statistics_rows
         )
         self._admit(preparation, exchanged=True)
         write(self.where / "schema.toml", preparation.schema.text())

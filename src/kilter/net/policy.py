@@ -94,6 +94,7 @@ class SitePolicy:
     evaluation_rows: int = 5  # fewest rows behind an evaluation result
     statistics_rows: int = 5  # fewest rows behind a mean or a category value that leaves before training
     sealed: bool = False  # only runs in which the server cannot read what sites write to each other
+    aggregate: bool = True  # whether this site aggregates when its turn comes, and so sees what other sites send
     approval: Literal["person", "policy"] = "person"  # who approves terms: somebody by digest, or this policy alone
     memory_mb: int = 8_000  # most memory of the process; 0: no limit
     processes: int = (

@@ -52,24 +52,32 @@ class Seal:
 
     def close(self, letter: Tree, to: str, cards: Mapping[str, Card], order: Order) -> Tensor:
         """Seal a letter for one receiver, written for this order."""
+        sealed = self.close_bytes(wire.encode(letter), to, cards.get(to), _context(order, self.name, to))
+        return torch.frombuffer(bytearray(sealed), dtype=torch.uint8)
+
+    def close_bytes(self, data: bytes, to: str, card: Card | None, context: bytes) -> bytes:
+        """Seal bytes for one receiver; they open only in this context."""
         salt = os.urandom(SALT)
-        key = self._between(to, cards, salt, _context(order, self.name, to))
-        return torch.frombuffer(bytearray(salt + key.encrypt(NONCE, wire.encode(letter), None)), dtype=torch.uint8)
+        return salt + self._between(to, card, salt, context).encrypt(NONCE, data, None)
 
     def open(self, sealed: Tree, sender: str, cards: Mapping[str, Card], order: Order) -> Tree:
         """What this sender wrote to me for this order; `Malformed` if it did not."""
         if not isinstance(sealed, Tensor) or sealed.dtype != torch.uint8 or sealed.ndim != 1 or len(sealed) < SALT + 16:
             raise wire.Malformed(f"a letter from {sender} is not sealed")
-        data = sealed.numpy().tobytes()
-        key = self._between(sender, cards, data[:SALT], _context(order, sender, self.name))
+        context = _context(order, sender, self.name)
+        return wire.decode(self.open_bytes(sealed.numpy().tobytes(), sender, cards.get(sender), context))
+
+    def open_bytes(self, sealed: bytes, sender: str, card: Card | None, context: bytes) -> bytes:
+        """The bytes that this sender sealed for me in this context; `Malformed` if it did not."""
+        key = self._between(sender, card, sealed[:SALT], context)
         try:
-            return wire.decode(key.decrypt(NONCE, data[SALT:], None))
-        except InvalidTag:
+            return key.decrypt(NONCE, sealed[SALT:], None)
+        except (InvalidTag, ValueError):
             raise wire.Malformed(f"a letter from {sender} was altered, replayed or misdelivered") from None
 
-    def _between(self, other: str, cards: Mapping[str, Card], salt: bytes, context: bytes) -> ChaCha20Poly1305:
+    def _between(self, other: str, card: Card | None, salt: bytes, context: bytes) -> ChaCha20Poly1305:
         try:
-            secret = self._key.exchange(self._public(other, cards.get(other)))
+            secret = self._key.exchange(self._public(other, card))
         except ValueError:  # a key that makes every shared secret zero
             raise wire.Malformed(f"{other} has no key that can be trusted") from None
         return ChaCha20Poly1305(HKDF(hashes.SHA256(), 32, salt, context).derive(secret))

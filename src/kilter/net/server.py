@@ -72,6 +72,8 @@ class RelayedMail(Mail):
 class ServerRuntime(Runtime):
     """A federation of sites behind a transport; `terms(runtime, name)` is what a site is told when it connects."""
 
+    rotates = False  # whether it is a site that leads its own turn
+
     def __init__(
         self,
         transport: Transport,
@@ -91,10 +93,8 @@ class ServerRuntime(Runtime):
     ) -> None:
         torch.set_num_threads(1)  # one thread for every fit: the same numbers as in simulation
         super().__init__(sites, seed, topology, bench, public)
-        if self.topology.kind == "rotating":
-            raise Mistake(
-                "Over a network the server aggregates (star), or every site does (full, ring, ...), not in turn."
-            )
+        if self.topology.kind == "rotating" and not self.rotates:
+            raise Mistake("Where sites aggregate in turn, the server does not: it is a relay (kilter serve does this).")
         self.run, self.session, self.classes, self.traces = run, uuid.uuid4().hex, classes, RoundTraces(run)
         if quorum is not None and not 1 <= quorum <= len(self.ids):
             raise Mistake(f"The quorum is a number of sites from 1 to {len(self.ids)}, not {quorum}.")

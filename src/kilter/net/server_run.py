@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,9 +24,12 @@ from kilter.experiment import Experiment
 from kilter.net.data_description import DataDescription
 from kilter.net.data_preparation import collect_statistics, pool_statistics
 from kilter.net.fields import check_name
+from kilter.net.frames import Head
 from kilter.net.messages import Goodbye
 from kilter.net.metrics import MetricsPort
 from kilter.net.peer import PeerRuntime
+from kilter.net.relay import Relay
+from kilter.net.run_records import Watch
 from kilter.net.server import ServerRuntime
 from kilter.net.status import StatusBoard
 from kilter.net.terms import Terms, agree_on_data, difference
@@ -37,6 +41,7 @@ from kilter.records.wire import Malformed
 from kilter.report import federated_inspection as inspection
 from kilter.report.progress import Progress
 from kilter.report.result import show_result
+from kilter.topology import topology
 
 VERSION = 2  # of run.json
 UPGRADES: Steps = {1: lambda plain: {"preparation": None, **plain}}  # release 0.1 prepared no data
@@ -171,21 +176,25 @@ class ServerRun:
         agreed = self._agree(transport, out)
         description = agreed.description
         bench, public = self._own_rows(agreed.preparation)
+        graph = topology(experiment.topology, agreed.sites, experiment.seed)
+        relays = graph.kind == "rotating"  # sites aggregate, and the server only asks for statistics, if at all
+
+        def terms(fed: ServerRuntime, name: str) -> Head:
+            return Terms.write(fed.run, fed.session, experiment, description, graph, name, fed.preparation).head()
+
         runtime = ServerRuntime(
             transport,
             agreed.sites,
             run=agreed.run,
             seed=experiment.seed,
-            topology=experiment.topology,
+            topology="star" if relays else experiment.topology,
             bench=bench,
             public=public,
             classes=len(description.classes),
             quorum=self.quorum or None,
             deadline=self.deadline,
             grace=self.grace,
-            terms=lambda fed, name: Terms.write(
-                fed.run, fed.session, experiment, description, fed.topology, name, fed.preparation
-            ).head(),
+            terms=terms,
             preparation=agreed.preparation,
         )
         board = StatusBoard(
@@ -206,9 +215,27 @@ class ServerRun:
             self._prepare(agreed, runtime, out)
         elif self.inspect:
             raise Mistake("--inspect needs sites with tables whose statistics are not known yet: choose another --out.")
-        if not self.inspect:
-            run_rounds(experiment, description.row_facts(runtime.preparation), runtime, self.store, board, out)
+        facts = description.row_facts(runtime.preparation)
+        if relays and not self.inspect:
+            self._forward(transport, runtime, lambda name: terms(runtime, name), board, facts, out)
+        elif not self.inspect:
+            run_rounds(experiment, facts, runtime, self.store, board, out)
         runtime.traces.end()
+
+    def _forward(
+        self,
+        transport: Transport,
+        runtime: ServerRuntime,
+        terms: Callable[[str], Head],
+        board: StatusBoard,
+        facts: RowFacts,
+        out: Console,
+    ) -> None:
+        """The sites aggregate in turn: forward their packets until one of them reports the result."""
+        relay = Relay(transport, runtime.run, runtime.ids, terms, self.quorum, self.deadline, self.grace)
+        board.fed = relay
+        with Progress(self.experiment.rounds, out, self.experiment.make(**facts).task.main) as progress:
+            relay.lead(self.store, watching(board, progress))
 
     def _prepare(self, agreed: Agreement, runtime: ServerRuntime, out: Console) -> None:
         """Fit the preparation on statistics of the sites, keep it in the run folder, and tell the sites."""
@@ -310,9 +337,14 @@ def run_rounds(
     fed.robust = experiment.robust
     fed.wait()
     with Progress(experiment.rounds, out, method.task.main) as progress:
+        experiment.run(method, fed, store, watching(board, progress), checkpoint_seconds=0.0)
 
-        def watch(record: Round) -> None:
-            board.see(record)
-            progress.see(record)
 
-        experiment.run(method, fed, store, watch, checkpoint_seconds=0.0)
+def watching(board: StatusBoard, progress: Progress) -> Watch:
+    """Show every round's record on the status board and in the terminal."""
+
+    def watch(record: Round) -> None:
+        board.see(record)
+        progress.see(record)
+
+    return watch

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from kilter import data as kdata
-from kilter.core import Data, Fit, Method, Node, Note, Post, Step, Tree
+from kilter.core import Data, Fit, Method, Node, Note, Post, Rows, Step, Tree
 from kilter.data.preparation import AnyPreparation, ImagePreparation, Preparation, fit_whole
 from kilter.data.schema import quoted
 from kilter.data.split import SKIPPED
@@ -86,6 +86,7 @@ class Site:
     table: kdata.TableOptions = field(default_factory=kdata.TableOptions)  # how to read this site's table
     device: torch.device = placement.CPU  # where it trains: this site's choice, not the server's
     job: int = 0  # at a hub: the run that this site takes part in
+    public: Rows | None = None  # rows that it may use when it aggregates
 
     directory: StateDirectory = field(init=False)
     audit: AuditLog = field(init=False)
@@ -96,6 +97,7 @@ class Site:
     data: Data = field(init=False)
     preparation: AnyPreparation | None = field(init=False, default=None)  # of this run; None: not known, or not needed
     last_contact: float = field(init=False, default=-1.0)  # when the server last sent its terms
+    leader: str = field(init=False, default="")  # the site that sent the order at hand (rotating); empty: the server
 
     def __post_init__(self) -> None:
         torch.set_num_threads(1)  # one thread for every fit: the same numbers as in simulation
@@ -178,7 +180,7 @@ class Site:
             if self.preparation is not None and terms.preparation != self.preparation:
                 raise Mistake("The server changed the preparation of the data in a run: start this site again.")
             if terms.preparation is not None and self.preparation is None:
-                self._take_part(terms, *self.consider(terms))
+                self.take_part(terms, *self.consider(terms))
             self.terms = terms  # the server may have started a new session
             return
         if known is not None and known.run == terms.run:
@@ -191,9 +193,9 @@ class Site:
             self.state.close()
         self.state = SiteState(self.directory, terms.run, self.policy.state_mb)
         self._last = None
-        self._take_part(terms, experiment, method)
+        self.take_part(terms, experiment, method)
 
-    def _take_part(self, terms: Terms, experiment: Experiment, method: Method) -> None:
+    def take_part(self, terms: Terms, experiment: Experiment, method: Method) -> None:
         data = own_data(self.dataset, self.name, experiment.seed, experiment.valid)
         self.terms, self.experiment, self.method, self.data = terms, experiment, method, data
         self.preparation = terms.preparation
@@ -249,7 +251,7 @@ class Site:
             round=order.round,
             step=str(order.step),
             kinds=f"sealed: {kinds}" if self.terms.sealed and order.step not in FRAMEWORK_KINDS else kinds,
-            to=self.server_name,
+            to=self.leader or self.server_name,
             approval=self.terms.digest,
         )
 
@@ -273,6 +275,7 @@ class Site:
             order.step.step,
             self.state.state(),
             self.terms.peers,
+            self.public if self.terms.rotates else None,
             private_seed=self.directory.private_seed,
         )
         message = self._open_mail(order, wire.decode(body), node)
@@ -354,7 +357,7 @@ class Site:
         if not isinstance(message, dict) or not set(message) <= set(self.terms.ids):
             raise wire.Malformed("mail that is not sorted by sender")
         box, written = dict(message), order.mail
-        if self.terms.sealed:
+        if self.terms.seals_letters:
             if written.round != order.round or not 0 < written.seq < order.seq:
                 raise wire.Malformed("mail of another round")
             box = {}
@@ -382,7 +385,7 @@ class Site:
     def _seal_mail(self, order: Order, done: Done) -> Done:
         """The outcome as the server may see it in a sealed run: letters sealed, no other reply, and no note on who listens."""
         assert self.terms is not None
-        if not self.terms.sealed or order.step == EVALUATE:
+        if not self.terms.seals_letters or order.step == EVALUATE:
             return done
         done = replace(done, notes=[note for note in done.notes if isinstance(note, str) or "notice" in note])
         if not isinstance(done.reply, Post):

@@ -18,6 +18,7 @@ from kilter.net.frames import OPTIONS, Ended, Head, read_letter, to_frames
 from kilter.net.grpc_server import ATTEND, JOB_KEY
 from kilter.net.messages import Goodbye, Order, Refusal, Reply, kind_of
 from kilter.net.names import printable
+from kilter.net.relay_links import RelaySession
 from kilter.net.site import Site
 from kilter.net.terms import Terms
 from kilter.records import wire
@@ -50,12 +51,14 @@ async def attend(site: Site, server: str, give_up: float = float("inf")) -> None
     keep_memory(large=True)
     pause, site.last_contact, handshakes = FIRST_PAUSE, time.monotonic(), 0
     running: RunningOrders = {}
+    relayed = RelaySession(site)
     while True:
         dialled = time.monotonic()
         site.renew()
         async with open_channel(site, server) as channel:
             try:
-                if await _session(site, channel.stream_stream(ATTEND)(metadata=route(site)), running):
+                stream = channel.stream_stream(ATTEND)(metadata=route(site))
+                if await _session(site, stream, running, relayed):
                     return
             except aio.AioRpcError as e:
                 why = printable((e.details() or e.code().name).splitlines()[0], 200)
@@ -85,7 +88,7 @@ async def write(stream: Stream, head: Head, body: bytes = b"") -> None:
         await stream.write(frame)
 
 
-async def _session(site: Site, stream: Stream, running: RunningOrders) -> bool:
+async def _session(site: Site, stream: Stream, running: RunningOrders, relayed: RelaySession) -> bool:
     """One connection, from hello on; true when the run is over."""
     hello = site.hello().head()
     site.audit.record("hello", next(to_frames(hello)), kinds="data description, row count", to=site.server_name)
@@ -95,6 +98,8 @@ async def _session(site: Site, stream: Stream, running: RunningOrders) -> bool:
         return _is_over(Goodbye.parse(head))
     terms = await _agree(site, stream, head)
     log.info("here as %s, run %s: %s", site.name, terms.run[:8], type(site.method).__name__)
+    if terms.rotates:
+        return await relayed.attend(stream, _agree)
     orders: asyncio.Queue[tuple[Order, bytes]] = asyncio.Queue(maxsize=16)
     worker = asyncio.create_task(_work(site, stream, orders, running))
     try:

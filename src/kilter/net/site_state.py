@@ -175,11 +175,14 @@ class SiteState:
         index = self.index
         if index.session != order.session:
             if index.mark is not None and index.mark[0] >= order.session_round:
-                if index.base_round != order.session_round:
+                if order.session_round == 0:  # the run begins again
+                    index = Index(next_file=index.next_file)
+                elif index.base_round != order.session_round:
                     raise Mistake(
                         f"The server went back to round {order.session_round}, and this site keeps round {index.base_round}."
                     )
-                index = replace(index, state=index.base, mark=None, undo=None, reply=None, reply_head=None)
+                else:
+                    index = replace(index, state=index.base, mark=None, undo=None, reply=None, reply_head=None)
             index = replace(index, session=order.session)
         if index.mark is not None and order.place <= index.mark:
             if order.place < index.mark or index.reply is None or index.reply_head is None:

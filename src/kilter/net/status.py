@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from kilter.net.metrics import MetricName, MetricsPort, Values, publish
 from kilter.net.tls import Identity
 from kilter.net.transport import SiteActivity
 from kilter.records.types import Round
-from kilter.runtimes.base import Runtime
 
 ROUND = MetricName("kilter_round", "The round that runs.")
 ROUNDS = MetricName("kilter_rounds", "Rounds of the run.")
@@ -28,13 +27,22 @@ Snapshot = tuple[Collection[str], Mapping[str, int], str]  # who is connected, b
 NO_ACTIVITY: Mapping[str, SiteActivity] = {}
 
 
+class RunInProgress(Protocol):
+    """What a status needs of a run: its participants, and the round it is in."""
+
+    @property
+    def ids(self) -> tuple[str, ...]: ...
+    @property
+    def round(self) -> int: ...
+
+
 class StatusBoard:
     """The state of a run, for `kilter status` and Prometheus."""
 
     def __init__(
         self,
         me: str,
-        fed: Runtime,
+        fed: RunInProgress,
         rounds: int,
         snapshot: Callable[[], Snapshot],
         activity: Mapping[str, SiteActivity] = NO_ACTIVITY,

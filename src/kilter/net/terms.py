@@ -26,7 +26,7 @@ from kilter.net.fields import Fields
 from kilter.net.frames import Head
 from kilter.net.versions import PROTOCOLS, common_protocol
 from kilter.records.wire import Malformed
-from kilter.topology import Topology
+from kilter.topology import Topology, topology
 
 SENT = (  # the fields of an experiment that matter at a site
     "method",
@@ -64,6 +64,27 @@ class Terms:
     sealed: bool  # sites write to each other, and the server passes on sealed letters that it cannot read
     preparation: AnyPreparation | None = None  # how to prepare rows, fitted on statistics of the sites; None: not yet
     protocol: int = PROTOCOLS[0]  # that the server chose
+    topology: str = ""  # where sites aggregate in turn; empty for a star and for peers
+
+    @property
+    def rotates(self) -> bool:
+        """Whether sites aggregate in turn, this site among them."""
+        return bool(self.topology)
+
+    @property
+    def aggregators(self) -> tuple[str, ...]:
+        """The sites that aggregate in turn."""
+        return self.ids
+
+    def turns(self, round: int) -> tuple[str, ...]:
+        """Who aggregates in this round: the first of these that is there."""
+        seed = self.experiment.get("seed", 0)
+        return topology(self.topology, self.ids, seed if isinstance(seed, int) else 0).turns(round, self.aggregators)
+
+    @property
+    def seals_letters(self) -> bool:
+        """Whether a site seals each letter of a reply. Where sites aggregate in turn, whole packets are sealed instead."""
+        return self.sealed and not self.rotates
 
     @staticmethod
     def write(
@@ -71,7 +92,7 @@ class Terms:
         session: str,
         experiment: Experiment,
         description: DataDescription,
-        topology: Topology,
+        graph: Topology,
         site: str,
         preparation: AnyPreparation | None = None,
     ) -> Terms:
@@ -82,10 +103,11 @@ class Terms:
             {key: value for key, value in asdict(experiment).items() if key in SENT},
             file_digest(experiment.weights),
             description,
-            tuple(topology.neighbours),
-            tuple(topology.neighbours.get(site, ())),
-            topology.kind == "peers",
+            tuple(graph.neighbours),
+            tuple(graph.neighbours.get(site, ())),
+            graph.kind != "star",
             preparation,
+            topology=graph.spec if graph.kind == "rotating" else "",
         )
 
     def head(self) -> Head:
@@ -94,7 +116,7 @@ class Terms:
         return core | {"preparation": preparation}
 
     def _agreed(self) -> dict[str, object]:
-        return {
+        return ({"topology": self.topology} if self.topology else {}) | {
             "experiment": self.experiment,
             "weights": self.weights,
             "data": self.description.plain(),
@@ -123,6 +145,7 @@ class Terms:
             fields.flag("sealed"),
             _preparation(head),
             _protocol(fields, head),
+            fields.text("topology", optional=True),
         )
 
     @property

@@ -5,7 +5,8 @@ Tables on disk (`run.json` of a server, `index.json` of a site's state) carry a 
 version in between; a newer one is refused. Records in run folders have a format of their own (`kilter.records.upgrade`).
 
 protocol 3   release 0.1
-protocol 4   ranges of protocols; the chosen protocol in the terms; a place in a trace in orders
+protocol 4   ranges of protocols; the chosen protocol in the terms; a place in a trace in orders; sites that
+             aggregate in turn
 """
 
 from __future__ import annotations

@@ -192,7 +192,8 @@ class Store:
 
         if not self.path(BEST).exists():
             return None
-        return {names[name]: v for name, v in load(self.path(BEST).read_bytes()).items() if name in names}
+        stored = load(self.path(BEST).read_bytes())  # in any order
+        return {ours: stored[name] for name, ours in names.items() if name in stored}
 
     def restore_best(self) -> None:
         """Bring back the best model before the last evaluation."""

@@ -47,6 +47,7 @@ from kilter.seeds import derive_each
 from kilter.topology import topology
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+AGGREGATE = "aggregate"  # the name under which the absence of a rotating aggregator is looked up
 NOTHING = Rows({}, torch.empty(0, dtype=torch.int64))
 
 
@@ -67,7 +68,8 @@ class Runtime(Federation):
         self.topology = topology(spec, self.ids, seed)
         self.ledger = Ledger()
         self.opening = Ledger()  # the letters before the method's set-up: statistics for the preparation of data
-        self.role = ""  # the node that aggregated last (rotating)
+        self.role = ""  # the node that aggregates, or aggregated last (rotating)
+        self.leaderless: str | None = None  # why nobody can aggregate in this round (rotating)
         self.robust = ""  # the rule for robust aggregation (kilter.runtimes.robust)
         self.private_seed: int | None = None  # for the secrets of the node that lives here; None in a simulation
         self.devices: tuple[torch.device, ...] = (placement.CPU,)
@@ -100,7 +102,7 @@ class Runtime(Federation):
 
     def bind(self, method: Method) -> None:
         """Prepare for a method: clear all state and check what the method needs."""
-        self.round, self.role, self.ledger = 0, "", Ledger()
+        self.round, self.role, self.leaderless, self.ledger = 0, "", None, Ledger()
         self.states, self.changed = {}, set()
         if "public" in method.needs and not self.has_public:
             raise Mistake(
@@ -189,7 +191,31 @@ class Runtime(Federation):
     @property
     def aggregator(self) -> str:
         """The node that aggregates in this round, for topologies with one aggregator."""
-        return SERVER if self.topology.kind == "star" else self.topology.aggregator(self.round, self.ids)
+        if self.topology.kind == "star":
+            return SERVER
+        return self.role or self.topology.aggregator(self.round, self.ids)
+
+    def begin_round(self, last: int, state: Tree, best: Params | None = None) -> None:
+        """Enter the round after `last`. A rotating aggregator hands the state, and what it remembers, to the next one.
+
+        `best`, the model of the best round so far, moves with them; it is traffic of the evaluation.
+        """
+        self.round = self.after(last)
+        if self.topology.kind == "rotating":
+            before, self.role = self.role, self.choose_aggregator()
+            if before:
+                self.ledger.letter(before, self.role, hand_over_size(state, self.states.get(SERVER, {})))
+                self.ledger.letter(before, self.role, 0 if best is None else wire.size(best), training=False)
+
+    def choose_aggregator(self) -> str:
+        """Whose turn it is to aggregate. Turns skip nodes that are absent."""
+        turns = self.topology.turns(self.round, self.ids)
+        for name in turns:
+            self.leaderless = self.absence(name, AGGREGATE)
+            if not self.leaderless:
+                return name
+            self.ledger.failed(name, AGGREGATE, f"{self.leaderless}: its turn to aggregate is skipped")
+        return turns[0]
 
     def map(self, step: Step, message: Tree = None, to: Sequence[str] | None = None) -> Tree:
         return self.call(StepName(step.__name__), message, to, alike=getattr(step, "alike", True))
@@ -298,8 +324,6 @@ class Runtime(Federation):
             self.ledger.exchanges += 1
             self.call(StepName.gather(combine.__name__, self.robust), mail, to)
             return AtNodes()
-        if self.topology.kind == "rotating":
-            self._hand_over(state)
         message = Each({i: view(state, i) for i in to}) if view else state
         replies = self.call(StepName(train.__name__), message, to, alike=getattr(train, "alike", True))
         if not replies:
@@ -307,8 +331,8 @@ class Runtime(Federation):
             self.ledger.failed(self.aggregator, combine.__name__, why, "no replies")
             return state
         self.ledger.exchanges += any(reply is not None for reply in replies.values())
-        if self.aggregator != SERVER and (away := self.absence(self.aggregator, combine.__name__)):
-            self.ledger.failed(self.aggregator, combine.__name__, f"{away}: the state is unchanged")
+        if self.leaderless:
+            self.ledger.failed(self.aggregator, combine.__name__, f"{self.leaderless}: the state is unchanged")
             return state
         return self.hub(optimised(combine), state, robust(replies, self.robust))
 
@@ -321,12 +345,10 @@ class Runtime(Federation):
         wanted = set(self.ids if to is None else to)
         return tuple(i for i in self.ids if i in wanted)
 
-    def _hand_over(self, state: Tree) -> None:
-        """Send the state, and what the aggregator remembers, to the next aggregator."""
-        if self.role and self.role != self.aggregator:
-            memory = self.states.get(SERVER, {})
-            self.ledger.letter(self.role, self.aggregator, wire.size(state) + (wire.size(memory) if memory else 0))
-        self.role = self.aggregator
+
+def hand_over_size(state: Tree, memory: Tree) -> int:
+    """The bytes of a hand-over from one aggregator to the next: the state, and what the aggregator remembers."""
+    return wire.size(state) + (wire.size(memory) if memory else 0)
 
 
 def joined(parts: Iterable[Tensor | None]) -> Tensor | None:

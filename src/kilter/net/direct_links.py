@@ -1,0 +1,213 @@
+"""Direct links between the sites of a rotating federation: every site has a port, and packets go straight to their receiver.
+
+Sites greet each other every second. A site that does not answer is away; its packets are lost, and the sender sends again what
+still matters when it is back. Packets are sealed here, too, so that both kinds of links have the same properties.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from kilter.errors import Mistake
+from kilter.net.frames import LARGEST, OPTIONS, Ended, parse_json, read_letter, to_frames
+from kilter.net.grpc_server import STATUS
+from kilter.net.links import Links
+from kilter.net.names import printable
+from kilter.net.ports import LoopThread, open_port
+from kilter.net.seal import Seal
+from kilter.net.tls import Identity, caller
+from kilter.net.turns import Packet, Ready
+from kilter.records.wire import Malformed
+
+log = logging.getLogger("kilter.net")
+
+PACKET, GREET = "/kilter.Turns/Packet", "/kilter.Turns/Greet"
+GREETING_SECONDS = 1.0  # between two greetings
+GREETING_TIMEOUT = 5.0
+Context = Any  # gRPC has no types
+
+
+class DirectLinks(Links):
+    """`ready` says what the others must know about this site; greetings start with `open`."""
+
+    def __init__(
+        self,
+        run: str,
+        seal: Seal,
+        addresses: Mapping[str, str],
+        listen: str,
+        identity: Identity | None,
+        largest: int = LARGEST,
+    ) -> None:
+        super().__init__(run, seal, largest)
+        self._identity = identity
+        self._others = {name: address for name, address in addresses.items() if name != self.me}
+        self._ready: Callable[[], Ready] | None = None
+        self._there: dict[str, tuple[Ready, int]] = {}
+        self._lost_packets: set[str] = set()  # receivers whose last packet did not arrive
+        self._connections = 0
+        self._inbox: queue.Queue[tuple[Packet, bytes] | None] = queue.Queue()
+        self.status: Callable[[], dict[str, object]] = dict
+        self._thread = LoopThread("kilter-links")
+        try:
+            self._server, self.port = self._thread.run(self._listen(listen))
+        except Mistake:
+            self._thread.stop()
+            raise
+
+    async def _listen(self, listen: str) -> tuple[aio.Server, int]:
+        self._channels = {name: self._channel(name, address) for name, address in self._others.items()}
+        self._outboxes: dict[str, asyncio.Queue[tuple[Packet, bytes]]] = {n: asyncio.Queue() for n in self._others}
+        handlers = {
+            PACKET: grpc.stream_unary_rpc_method_handler(self._take_packet),
+            GREET: grpc.unary_unary_rpc_method_handler(self._take_greeting),
+            STATUS: grpc.unary_unary_rpc_method_handler(self._report),
+        }
+        return await open_port(handlers, listen, self._identity, 1000)
+
+    def _channel(self, name: str, address: str) -> aio.Channel:
+        if self._identity is None:
+            return aio.insecure_channel(address, options=OPTIONS)
+        options = [*OPTIONS, ("grpc.ssl_target_name_override", name)]
+        return aio.secure_channel(address, self._identity.for_client(), options=options)
+
+    def open(self, ready: Callable[[], Ready]) -> None:
+        """Start to greet the others, and to pass on their packets."""
+        self._ready = ready
+        threading.Thread(target=self._pass_on, name="kilter-packets", daemon=True).start()
+        self._tasks = self._thread.run(self._start())
+
+    async def _start(self) -> list[asyncio.Task[None]]:
+        work = [self._greet_forever(), *(self._send_forever(name) for name in self._others)]
+        return [asyncio.ensure_future(one) for one in work]
+
+    def _pass_on(self) -> None:
+        """Open packets in a thread of their own, in the order in which they came."""
+        while (item := self._inbox.get()) is not None:
+            self.receive(*item)
+
+    # In the loop's thread -------------------------------------------------------------------------------------------
+
+    async def _check(self, context: Context, name: str, run: object) -> None:
+        """Refuse a caller whose certificate does not name it, or that takes part in another run."""
+        why = ""
+        if self._identity is not None and caller(context) != name:
+            why = "it signs with another's name"
+        elif name not in self._others:
+            why = "it is not one of the peers"
+        elif run != self.run:
+            why = "it takes part in another run: the experiments or the lists of peers differ"
+        if why:
+            self.note(f"{name} refused: {why}")
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+
+    async def _take_packet(self, _: object, context: Context) -> bytes:
+        try:
+            head, body = await read_letter(context.read, self.largest)
+            packet = Packet.parse(head)
+        except (Malformed, Ended) as e:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, printable(str(e) or "half a letter"))
+            raise
+        await self._check(context, packet.sender, packet.run)
+        self._inbox.put((packet, body))
+        return b"{}"
+
+    async def _take_greeting(self, request: bytes, context: Context) -> bytes:
+        try:
+            head = parse_json(request, "a greeting")
+            ready = Ready.parse(head)
+        except Malformed as e:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, printable(str(e)))
+            raise
+        await self._check(context, ready.name, head.get("run"))
+        if self._ready is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "it is not ready yet")
+        self._note_presence(ready)
+        return self._greeting()
+
+    async def _report(self, request: bytes, context: Context) -> bytes:
+        """`kilter status`, for the peers."""
+        if self._identity and caller(context) not in (*self._others, self.me):
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "it is not one of the peers")
+        return json.dumps(self.status()).encode()
+
+    def _greeting(self) -> bytes:
+        assert self._ready is not None
+        return json.dumps({**self._ready().head(), "run": self.run}).encode()
+
+    def _note_presence(self, ready: Ready) -> None:
+        """A site is there. A new process, or a packet that was lost, makes it a new connection."""
+        known = self._there.get(ready.name)
+        if known is None or known[0].nonce != ready.nonce or ready.name in self._lost_packets:
+            self._lost_packets.discard(ready.name)
+            self._connections += 1
+            number = self._connections
+        elif known[0] == ready:
+            return
+        else:
+            number = known[1]
+        self._there[ready.name] = ready, number
+        self._thread.loop.run_in_executor(None, self.update, dict(self._there))
+
+    async def _greet_forever(self) -> None:
+        self._thread.loop.run_in_executor(None, self.update, {})
+        while True:
+            await asyncio.gather(*map(self._greet, self._others))
+            await asyncio.sleep(GREETING_SECONDS)
+
+    async def _greet(self, name: str) -> None:
+        try:
+            answer = await self._channels[name].unary_unary(GREET)(self._greeting(), timeout=GREETING_TIMEOUT)
+            ready = Ready.parse(parse_json(answer, "an answer"))
+            if ready.name != name:
+                raise Malformed("it answers with another's name")
+            self._note_presence(ready)
+        except (aio.AioRpcError, Malformed) as e:
+            if isinstance(e, aio.AioRpcError) and e.code() is grpc.StatusCode.PERMISSION_DENIED:
+                self.note(f"{name} refuses this site: {e.details()}")
+            if self._there.pop(name, None) is not None:
+                self._thread.loop.run_in_executor(None, self.update, dict(self._there))
+
+    async def _send_forever(self, name: str) -> None:
+        """Packets to one site, one after another."""
+        while True:
+            packet, sealed = await self._outboxes[name].get()
+            try:
+                await self._channels[name].stream_unary(PACKET)(_frames(packet, sealed))
+            except aio.AioRpcError as e:
+                log.info("a packet to %s was lost: %s", name, printable(e.details() or e.code().name))
+                self._lost_packets.add(name)
+
+    # From other threads ---------------------------------------------------------------------------------------------
+
+    def post(self, packet: Packet, sealed: bytes) -> None:
+        self._thread.loop.call_soon_threadsafe(self._outboxes[packet.to].put_nowait, (packet, sealed))
+
+    def flush(self) -> bool:
+        """Whether nothing waits to be sent."""
+        return all(outbox.empty() for outbox in self._outboxes.values())
+
+    def close(self) -> None:
+        self._inbox.put(None)
+        self._thread.run(self._close(), 15)
+        self._thread.stop()
+
+    async def _close(self) -> None:
+        for task in getattr(self, "_tasks", []):
+            task.cancel()
+        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+        await self._server.stop(0.2)
+
+
+async def _frames(packet: Packet, sealed: bytes) -> AsyncIterator[bytes]:
+    for frame in to_frames(packet.head(), sealed):
+        yield frame

@@ -1,0 +1,36 @@
+"""The thread in which a site carries out the orders of the site whose turn it is."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+
+from kilter.net.messages import Order, Reply
+from kilter.net.site import Site
+
+
+class OrderWorker:
+    """Carries out orders one by one; of several that wait, only the newest. `answer` gets the leader's name and the reply."""
+
+    def __init__(self, site: Site, answer: Callable[[str, Reply, bytes], None]) -> None:
+        self._site, self._answer = site, answer
+        self._orders: queue.Queue[tuple[str, Order, bytes] | None] = queue.Queue()
+
+    def put(self, leader: str, order: Order, body: bytes) -> None:
+        """Carry out an order of this leader, unless a newer one comes first."""
+        self._orders.put((leader, order, body))
+
+    def stop(self) -> None:
+        self._orders.put(None)
+
+    def run(self) -> None:
+        """Until `stop`."""
+        while (item := self._orders.get()) is not None:
+            while not self._orders.empty():
+                newer = self._orders.get_nowait()
+                if newer is None:
+                    return
+                item = newer
+            leader, order, body = item
+            self._site.leader = leader
+            self._answer(leader, *self._site.carry_out(order, body))
