@@ -76,10 +76,10 @@ class HubPlace:
             self.clients[name] = HubClient(self.address, Identity.read(self.folder / name))
         return self.clients[name]
 
-    def submit(self, text: str = "", by: str = "alice", **options: Any) -> int:
+    def submit(self, text: str = "", by: str = "alice", grace: float = 5.0, **options: Any) -> int:
         """Queue an experiment, or any text; its number."""
         text = text or tomli_w.dumps(EXPERIMENT)
-        return self.client(by).submit(SubmitRequest(text, "trial", grace=5.0, **options)).job
+        return self.client(by).submit(SubmitRequest(text, "trial", grace=grace, **options)).job
 
     def view(self, job: int) -> JobView:
         return self.client("eve").job(job)[0]

@@ -7,6 +7,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -146,7 +147,8 @@ class FakeAgent:
         self.thread, self.name = here.thread, name
         self.identity = Identity.read(here.folder / name)
         self.stream = self.thread.run(self._open(here.port, method, job))
-        self.send(first if first is not None else encode(AgentHello(name, 1)))
+        with suppress(aio.AioRpcError):  # it may be refused before it has said anything
+            self.send(first if first is not None else encode(AgentHello(name, 1)))
 
     async def _open(self, port: int, method: str, job: str) -> Any:
         options = [*OPTIONS, ("grpc.ssl_target_name_override", "server")]
@@ -225,6 +227,20 @@ def test_a_crashed_process_starts_again_but_not_forever(here: HubHere) -> None:
         here.end_process(-9, "Segmentation fault")
     here.until(lambda: here.state(job) == "failed")
     assert "crashed 3 times: Segmentation fault" in here.client().job(job)[0].reason
+
+
+def test_crashes_count_only_as_long_as_there_is_no_new_round(here: HubHere) -> None:
+    agents(here)
+    job = here.submit()
+    rounds = here.folder / f"state/jobs/{job}/run/rounds.jsonl"
+    rounds.parent.mkdir(parents=True)
+    for attempt in range(1, 7):
+        here.until(lambda count=attempt: len(here.processes) == count)
+        if attempt % 2 == 0:
+            rounds.write_text("{}\n" * attempt)
+        here.end_process(-9)
+    here.until(lambda: len(here.processes) == 7)
+    assert here.state(job) == "running"
 
 
 def test_a_lost_quorum_suspends_the_job_and_it_resumes(here: HubHere) -> None:
@@ -309,6 +325,18 @@ def shown_certificate(here: HubHere) -> x509.Certificate:
         data = secure.getpeercert(binary_form=True)
     assert data is not None
     return x509.load_der_x509_certificate(data)
+
+
+def test_a_certificate_that_expires_soon_is_named(here: HubHere, caplog: pytest.LogCaptureFixture) -> None:
+    enrol(here.folder, "a", "site", days=12)
+    FakeAgent(here, "a")
+    here.until(lambda: here.hub.agents)
+    here.until(lambda: "the certificate of a expires in 12 days" in caplog.text)
+    time.sleep(0.2)
+    assert (
+        caplog.text.count("the certificate of a expires") == 2
+    )  # by this process, which reads it, and by the hub: once
+    assert here.hub.agents["a"].days_left() == pytest.approx(12, abs=0.1)
 
 
 def test_a_renewed_certificate_of_the_hub_is_shown_to_new_connections(here: HubHere) -> None:

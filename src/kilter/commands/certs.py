@@ -113,6 +113,9 @@ def doctor(
     state_dir: Annotated[Path, typer.Option(help="Where this site keeps its state.")] = Path("kilter-state"),
     policy: Annotated[Path | None, typer.Option(help="This site's policy, site.toml.", show_default=False)] = None,
     data: Annotated[str, typer.Option(help="This site's data, to try reading it.", show_default=False)] = "",
+    config: Annotated[
+        Path | None, typer.Option(help="Check what an agent's site.toml names, instead.", show_default=False)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check versions, clock, keys, certificate, server, disk, policy and data, and say what to fix."""
@@ -120,6 +123,12 @@ def doctor(
 
     from kilter.net.doctor import examine
 
+    if config is not None:
+        from kilter.hub.config import read_site
+
+        settings = read_site(config)
+        tls_, server, server_name, data = settings.tls, settings.hub, settings.hub_name, settings.data
+        state_dir, policy = settings.state, settings.policy
     findings = []
     for finding in examine(tls_, server, server_name, state_dir, policy, data):
         findings.append(finding)

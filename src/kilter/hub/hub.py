@@ -12,9 +12,10 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from kilter.errors import Mistake
@@ -24,13 +25,14 @@ from kilter.hub.messages import Assignment, JobView, SiteReport, State
 from kilter.hub.processes import MISTAKE, REFUSED, ChildProcess, last_message
 from kilter.hub.schedule import AgentView, Decision, assignments, decide, present
 from kilter.net.names import printable
+from kilter.net.tls import ExpiryWatch
 from kilter.records.files import write
 from kilter.records.lock import hold
 
 log = logging.getLogger("kilter.net")
 
 TICK = 1.0  # seconds between two looks at the queue, if nothing happens
-MOST_CRASHES = 3  # of the process of a job, before the job fails
+MOST_CRASHES = 3  # of the process of a job without a new round in between, before the job fails
 
 
 @dataclass
@@ -53,11 +55,16 @@ class ConnectedAgent:
     parallel: int
     send: Callable[[Assignment], None]
     reports: dict[int, SiteReport] = field(default_factory=dict)
+    expires: datetime | None = None  # its certificate
     told: Assignment | None = None
     replaced: asyncio.Event = field(default_factory=asyncio.Event)  # a newer agent of the same name connected
 
     def view(self) -> AgentView:
         return AgentView(self.parallel, self.reports)
+
+    def days_left(self) -> float | None:
+        """Days until its certificate expires."""
+        return None if self.expires is None else (self.expires - datetime.now(UTC)).total_seconds() / 86400
 
 
 class Hub:
@@ -79,6 +86,8 @@ class Hub:
         self._sockets = Path(tempfile.mkdtemp(prefix="kilter-"))  # short, as the path of a socket must be; private
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping: set[int] = set()
+        self._expiry: defaultdict[str, ExpiryWatch] = defaultdict(ExpiryWatch)  # of the agents' certificates
+        self._rounds: dict[int, int] = {}  # of jobs at their last crash
 
     # Files ----------------------------------------------------------------------------------------------------------
 
@@ -136,6 +145,8 @@ class Hub:
         jobs = self.queue.active()
         active = {job.id for job in jobs}
         views = {name: agent.view() for name, agent in self.agents.items()}
+        for name, agent in self.agents.items():
+            self._expiry[name].look(name, agent.days_left())
         for number, entry in list(self.running.items()):
             if number not in active:  # it was cancelled
                 self._stop(entry)
@@ -214,7 +225,9 @@ class Hub:
             self._fail(job, last_message(process.log) or "it ended without a result")
         else:
             self.crashes += 1
-            crashes = self.queue.crashed(job.id)
+            rounds = _lines(self.folder(job) / "rounds.jsonl")
+            crashes = self.queue.crashed(job.id, progressed=rounds > self._rounds.get(job.id, 0))
+            self._rounds[job.id] = rounds
             log.warning("the process of job %d ended with code %d (%d)", job.id, code, crashes)
             if crashes >= MOST_CRASHES:
                 self._fail(job, f"its process crashed {crashes} times: {last_message(process.log)}"[:400])

@@ -17,6 +17,9 @@ RELAYED_IN = MetricName("kilter_hub_received_bytes", "Bytes passed on from sites
 RELAYED_OUT = MetricName("kilter_hub_sent_bytes", "Bytes passed on from runs to sites.", "counter")
 CRASHES = MetricName("kilter_hub_crashes", "Crashes of processes of runs.", "counter")
 HUB_CERTIFICATE = MetricName("kilter_hub_certificate_days", "Days until the hub's certificate expires.")
+SITE_CERTIFICATE = MetricName(
+    "kilter_hub_agent_certificate_days", "Days until the certificate of a connected agent expires.", label="site"
+)
 CONNECTED = MetricName("kilter_agent_connected", "Whether the agent is connected to its hub.")
 RUNS = MetricName("kilter_agent_runs", "Runs at this site by state.", label="state")
 AGENT_CERTIFICATE = MetricName("kilter_agent_certificate_days", "Days until the site's certificate expires.")
@@ -32,6 +35,7 @@ def hub_values(hub: Hub, identity: Identity) -> Values:
         RELAYED_IN: hub.traffic["in"],
         RELAYED_OUT: hub.traffic["out"],
         CRASHES: hub.crashes,
+        SITE_CERTIFICATE: {n: days for n, a in hub.agents.items() if (days := a.days_left()) is not None},
         HUB_CERTIFICATE: identity.renewed().days_left(),
     }
 

@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     rounds INTEGER NOT NULL DEFAULT 0,
     state TEXT NOT NULL CHECK (state IN ('queued', 'waiting', 'running', 'finished', 'failed', 'cancelled')),
     reason TEXT NOT NULL DEFAULT '',
-    attempts INTEGER NOT NULL DEFAULT 0,    -- crashes of its process
+    attempts INTEGER NOT NULL DEFAULT 0,    -- crashes of its process since it last progressed
     submitted TEXT NOT NULL,
     started TEXT NOT NULL DEFAULT '',
     ended TEXT NOT NULL DEFAULT ''
@@ -187,10 +187,11 @@ class JobQueue:
         family = [job, *(j.id for j in self.runs_of(job))]
         return [each for each in family if self.move(each, "cancelled", reason)]
 
-    def crashed(self, job: int) -> int:
-        """Count a crash of a job's process; how many there were."""
+    def crashed(self, job: int, progressed: bool = False) -> int:
+        """Count a crash of a job's process; how many there were since it last progressed."""
         with self._transaction() as db:
-            db.execute("UPDATE jobs SET attempts = attempts + 1 WHERE id = ?", (job,))
+            before = "0" if progressed else "attempts"
+            db.execute(f"UPDATE jobs SET attempts = {before} + 1 WHERE id = ?", (job,))
             return int(db.execute("SELECT attempts FROM jobs WHERE id = ?", (job,)).fetchone()[0])
 
     # Reading --------------------------------------------------------------------------------------------------------

@@ -13,11 +13,20 @@ from kilter.hub.hub_metrics import agent_unready, agent_values, hub_values
 from kilter.hub.service import HubService
 from kilter.net.metrics import MetricsPort, Values, publish
 from kilter.net.revocation import revocation_list
-from kilter.net.tls import Identity
+from kilter.net.tls import ExpiryWatch, Identity
 
 
 async def _values(hub: Hub, identity: Identity) -> Values:
     return hub_values(hub, identity)
+
+
+async def _watch_expiry(identity: Identity) -> None:
+    """Warn once a day from 30 days before a certificate expires; a renewed one ends the warnings."""
+    watch = ExpiryWatch()
+    while True:
+        await asyncio.sleep(3600)
+        identity = identity.renewed()
+        watch.look(identity.name, identity.days_left())
 
 
 async def run_agent(config: SiteConfig) -> None:
@@ -30,6 +39,7 @@ async def run_agent(config: SiteConfig) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(agent.look_after_runs())
         group.create_task(agent.stay_connected())
+        group.create_task(_watch_expiry(agent.identity))
 
 
 async def serve_hub(config: HubConfig, say: Callable[[str], None]) -> None:
@@ -49,8 +59,10 @@ async def serve_hub(config: HubConfig, say: Callable[[str], None]) -> None:
         publish(
             MetricsPort(config.metrics, config.metrics_tls, config.metrics_token), values, lambda: service.hub.problem
         )
+    watching = asyncio.create_task(_watch_expiry(identity))
     try:
         await service.hub.run()
     finally:
+        watching.cancel()
         await server.stop(0.5)
         await asyncio.sleep(0)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ from kilter.net.frames import ATTEND, CHUNK, JOB_KEY, to_frames
 from kilter.net.names import printable
 from kilter.net.ports import open_port
 from kilter.net.revocation import RevocationList
-from kilter.net.tls import Identity, caller, peer_certificate, role
+from kilter.net.tls import WARNING_DAYS, Identity, caller, peer_certificate, role
 
 log = logging.getLogger("kilter.net")
 
@@ -70,6 +71,7 @@ class Caller:
     name: str
     role: str
     serial: int
+    expires: datetime
 
     def sees(self, job: QueuedJob) -> bool:
         return self.role in ("observer", "server") or (self.role == "submitter" and job.owner == self.name)
@@ -107,7 +109,7 @@ class HubService:
         certificate = peer_certificate(context)
         if certificate is None:
             raise await self._refuse(context, "", "it has no certificate")
-        known = Caller(caller(context), role(certificate), certificate.serial_number)
+        known = Caller(caller(context), role(certificate), certificate.serial_number, certificate.not_valid_after_utc)
         if self.revoked is not None and self.revoked.has(known.serial):
             raise await self._refuse(context, known.name, "its certificate was revoked")
         if known.role not in roles:
@@ -145,7 +147,7 @@ class HubService:
         except (Malformed, TimeoutError) as e:
             raise await self._refuse(context, known.name, str(e) or "no hello came") from None
         outbox: asyncio.Queue[Assignment] = asyncio.Queue()
-        agent = ConnectedAgent(known.name, hello.parallel, outbox.put_nowait)
+        agent = ConnectedAgent(known.name, hello.parallel, outbox.put_nowait, expires=known.expires)
         tasks = [
             asyncio.create_task(self._listen(agent, context)),
             asyncio.create_task(self._write(outbox, protocol, context)),
@@ -333,6 +335,9 @@ class HubService:
             "bytes_in": self.hub.traffic["in"],
             "bytes_out": self.hub.traffic["out"],
             "certificate_days": None if left is None else round(left, 1),
+            "expiring": [
+                f"{n} in {d:.0f} days" for n, a in self.hub.agents.items() if (d := a.days_left() or 999) < WARNING_DAYS
+            ],
         }
         return json.dumps(plain).encode()
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import math
 import os
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -125,6 +127,19 @@ class Identity:
 
     def for_client(self) -> grpc.ChannelCredentials:
         return grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
+
+
+class ExpiryWatch:
+    """Warns in the log, once a day, that a certificate expires soon: for processes that run for months."""
+
+    def __init__(self) -> None:
+        self._warned = -math.inf
+
+    def look(self, name: str, days_left: float | None) -> None:
+        now = time.monotonic()
+        if days_left is not None and days_left < WARNING_DAYS and now - self._warned >= 86400:
+            self._warned = now
+            log.warning("the certificate of %s expires in %.0f days: renew it", name, days_left)
 
 
 def check_private(path: Path) -> None:
