@@ -46,7 +46,8 @@ from kilter.tasks.kinds import CLASSIFICATION, choose_kind, kind_of
 from kilter.tasks.losses import TargetFacts, class_weights
 from kilter.toml_file import read_toml
 from kilter.topology import topology
-from kilter.train import Plan, TorchOptimiser, plan_class, torch_class
+from kilter.train import Plan, TorchOptimiser
+from kilter.training_loop import TrainingLoop, plan_of
 
 CLIENTS, PUBLIC, DIVIDED = 10, 5, "dirichlet:0.5"  # where neither the data nor the user says
 FILES = ("data", "weights", "public_file", "test_file", "schema", "tokenizer")  # fields that name a file
@@ -92,13 +93,15 @@ class Experiment:
     public_file: str = option("", "A file with the aggregator's rows, instead of --public.")
     model: str = option(
         "auto",
-        "A model listed by `kilter models`, or my_model.py:Net; auto: mlp for tables, cnn or resnet18 for images.",
+        "A model listed by `kilter models`, my_model.py:Net, hf:NAME_OR_PATH or timm:NAME; auto: as the data needs.",
     )
     weights: str = option("", "Pre-trained weights: a .safetensors or .pt file.")
     lora: str = option("", "Train low-rank adapters and the head only, such as r=8,targets=query+value (needs peft).")
     personal: str = option("", "Layers that stay at each client, as patterns separated by commas, such as head.*.")
     augment: str = option("", "Augmentation of training batches: flip, crop, colour, mixup, separated by commas.")
-    optimiser: str = option("sgd", "Optimiser of the clients: sgd, adam, adamw or a class of torch.optim.")
+    optimiser: str = option(
+        "sgd", "Optimiser of the clients: sgd, adam, adamw, a class of torch.optim, or my_loop.py:train."
+    )
     local: dict[str, Any] = option({}, "The optimiser's settings (on the command line: --lr 0.01 ...).")
     rounds: int = option(20, "Number of rounds.", at_least=1)
     cohort: float = option(1.0, "Share of the clients that take part in a round.", above=0, at_most=1)
@@ -175,7 +178,7 @@ class Experiment:
 
     def _settings(self) -> tuple[dict[str, Any], Plan]:
         """The settings of the method, and the plan. A setting with the name of a field of the plan changes the plan."""
-        kind, planned = find(self.method), plan_class(self.optimiser)
+        kind, planned = find(self.method), plan_of(self.optimiser)
         own, plan_names = own_fields(kind, Method), {f.name for f in fields(planned)}
         for name in self.settings:
             if name not in own and name not in plan_names:
@@ -185,15 +188,11 @@ class Experiment:
         of_method = {k: v for k, v in self.settings.items() if k in own}
         of_plan = {k: v for k, v in self.settings.items() if k not in own}
         fields_of_plan = fill(planned, {**self.local, **of_plan}, f"{self.optimiser} optimiser")
-        if planned is TorchOptimiser:
-            torch_class(self.optimiser)
+        if planned in (TorchOptimiser, TrainingLoop):
             fields_of_plan["name"] = self.optimiser
         falls = fields_of_plan.get("schedule", "constant") != "constant"
-        if (
-            falls
-            and fields_of_plan.get("schedule_by", "round") == "round"
-            and not fields_of_plan.get("schedule_length")
-        ):
+        by_round = fields_of_plan.get("schedule_by", "round") == "round"
+        if falls and by_round and not fields_of_plan.get("schedule_length"):
             fields_of_plan["schedule_length"] = self.rounds
         plan = planned(**fields_of_plan)
         settings = fill(kind, of_method, f"method {self.method}", own)

@@ -65,6 +65,10 @@ class Plan(ABC):
         """Whether fits with this plan train one by one."""
         return self.accumulate > 1
 
+    def run(self, fit: Fit) -> Fitted | None:
+        """Perform a whole fit, for plans that are no optimisers (`kilter.training_loop`); None: step by step."""
+        return None
+
     def factor(self, k: int) -> float:
         """The learning rate at place k = 0, 1, ... of the schedule, as a share of `lr`."""
         if k < self.warmup:
@@ -324,6 +328,8 @@ def clip_(grads: list[Tensor], limit: float) -> None:
 
 def run_one(fit: Fit) -> Fitted:
     """Train one node, step by step, on the current device."""
+    if (own := fit.plan.run(fit)) is not None:
+        return own
     names, positions = trainable(fit), list(batches(fit))
     fit = placement.place(fit)
     params = {k: v.clone() if v is fit.params[k] else v for k, v in channels_last(fit.params).items()}

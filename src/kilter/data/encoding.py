@@ -84,6 +84,9 @@ def _token_ids(x: NDArray[np.float32], fitted: FittedColumn, parsed: Parsed) -> 
     texts = np.zeros((len(parsed.words) + 1, length), dtype=np.float32)  # the last row, of a gap, is empty
     for at, text in enumerate(parsed.words):
         words = words_of(text)[:length]
+        if fitted.column.ids:
+            texts[at, : len(words)] = [int(word) + 1 for word in words]
+            continue
         for word in words:
             if word not in known:
                 known[word] = 1 + int.from_bytes(blake2b(word.encode(), digest_size=8).digest()) % (tokens - 1)

@@ -152,6 +152,8 @@ def parse_features(
 ) -> dict[str, Parsed]:
     """The columns of features. A column of text is named in the options or in the schema."""
     texts = {*options.text, *(c.name for c in schema.columns if c.kind == "text")} if schema else set(options.text)
+    own_ids = parse_prepare(options.prepare).ids
+    numbered = {c.name for c in schema.columns if c.ids} if schema else set(features if own_ids else ())
     for name in options.text:
         if name not in features:
             raise unknown(f"column for --text in '{table.name}'", name, features)
@@ -160,7 +162,7 @@ def parse_features(
         raw[name] = parse_column(table, name, name in texts)
         del table.columns[name]  # frees its memory
         if raw[name].kind == "text" and options.tokenizer:
-            raw[name] = tokenise(raw[name], options.tokenizer)
+            raw[name] = tokenise(raw[name], options.tokenizer, name in numbered)
         _refuse_free_text(table, name, raw[name])
     return fit_kinds(raw, schema) if schema else raw
 
@@ -174,7 +176,7 @@ def parse_prepare(text: str) -> Column:
     fields: dict[str, object] = {"name": "all", "kind": "number"}
     for pair in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = pair.partition("=")
-        if name in ("scale", "parts") and value in ("yes", "no"):
+        if name in ("scale", "parts", "ids") and value in ("yes", "no"):
             fields[name] = value == "yes"
         elif name == "clip" and _is_decimal(value):
             fields[name] = float(value)
@@ -185,7 +187,7 @@ def parse_prepare(text: str) -> Column:
         else:
             raise Mistake(
                 f"--prepare does not know '{pair}': use fill=mean, fill=median, fill=most-frequent, clip=0.01, scale=no, "
-                "parts=yes (dates), embed=8, least=5 (categories), width=1024, vocabulary=1000 or sequence=64 (texts), "
+                "parts=yes (dates), embed=8, least=5 (categories), width=1024, vocabulary=1000, sequence=64 or ids=yes (texts), "
                 "separated by commas."
             )
     try:
@@ -370,8 +372,8 @@ def tokenizer_digest(path: str) -> str:
         raise Mistake(f"The tokenizer '{path}' cannot be read: {error.strerror}.") from None
 
 
-def tokenise(parsed: Parsed, path: str) -> Parsed:
-    """Divide texts into tokens with a tokenizer file of Hugging Face."""
+def tokenise(parsed: Parsed, path: str, ids: bool = False) -> Parsed:
+    """Divide texts into tokens with a tokenizer file of Hugging Face. With `ids`, the tokens are their numbers."""
     try:
         from tokenizers import Tokenizer
     except ModuleNotFoundError:
@@ -383,5 +385,6 @@ def tokenise(parsed: Parsed, path: str) -> Parsed:
         raise Mistake(
             f"'{path}' is not a tokenizer file of Hugging Face ({reason}): save it with tokenizer.save."
         ) from None
-    texts = tuple(TOKEN.join([*encoding.tokens, ""]) for encoding in tokenizer.encode_batch(list(parsed.words)))
+    encodings = tokenizer.encode_batch(list(parsed.words))
+    texts = tuple(TOKEN.join([*(map(str, e.ids) if ids else e.tokens), ""]) for e in encodings)
     return replace(parsed, words=texts)

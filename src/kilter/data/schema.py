@@ -45,6 +45,7 @@ class Column:
     width: int = 1024  # of a text: how many numbers its words are hashed to
     vocabulary: int = 0  # of a text: use this many frequent words instead of hashing; 0: hash
     tokenizer: str = ""  # of a text: the digest of the tokenizer file; empty: words
+    ids: bool = False  # of a text in order: number tokens as the tokenizer file does (plus 1), instead of hashing them
     sequence: int = 0  # of a text: this many tokens in order, as numbers below `width`; 0: count words
 
     def plain(self) -> dict[str, object]:
@@ -78,7 +79,7 @@ def _fits(key: str, value: object) -> bool:
         return value in FILLS
     if key == "series":
         return value == "" or is_label(value)
-    if key in ("scale", "parts"):
+    if key in ("scale", "parts", "ids"):
         return isinstance(value, bool)
     if key == "tokenizer":
         return (isinstance(value, str) and len(value) <= 64 and value.isalnum()) or value == ""

@@ -15,6 +15,7 @@ from torch import nn
 
 from kilter.errors import Mistake, unknown
 from kilter.models.inputs import EmbeddedNetwork, Input, takes_names, with_names
+from kilter.models.pretrained import build_pretrained, is_pretrained_spec
 from kilter.models.resnet import resnet18, resnet50
 from kilter.models.sequence import causal_transformer, lstm, transformer
 from kilter.models.small import Network, Shape, bench_cnn, cnn, lenet, linear, mlp, simple_cnn, temporal_cnn
@@ -40,6 +41,8 @@ def build(name: str, shape: Shape, classes: int, inputs: Sequence[Input] = ()) -
             f"No network for samples of shape {tuple(shape)} and {classes} classes:"
             " give (channels, height, width) or (features,), and at least one class."
         )
+    if is_pretrained_spec(name):
+        return build_pretrained(name, shape, classes)
     embedded = any(i.values for i in inputs)
     inner = (sum(i.embedded_size for i in inputs),) if embedded else shape
     if is_file_spec(name):

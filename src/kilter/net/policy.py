@@ -23,6 +23,7 @@ from kilter.methods import find, methods
 from kilter.models import MODELS, default_model
 from kilter.models import build as build_model
 from kilter.models.inputs import Input
+from kilter.models.pretrained import is_pretrained_spec
 from kilter.net.results import METRICS, SHARES
 from kilter.net.terms import Terms, file_digest
 from kilter.plugins import is_file_spec
@@ -132,6 +133,7 @@ class SitePolicy:
         name = str(plain.get("method"))
         short = Path(name).name if is_file_spec(name) else name
         plain["method"], plain["model"] = self._own(name), self._own(str(plain.get("model")))
+        plain["optimiser"] = self._own(str(plain.get("optimiser", "sgd")))
         if short not in self.methods and not is_file_spec(name):  # files were named with --trust
             raise PolicyViolation(
                 f"The server wants to run '{short}', and this site only allows {_list(self.methods)}."
@@ -197,7 +199,7 @@ class SitePolicy:
             raise PolicyViolation(
                 f"The server wants the model '{name}', and this site only allows {_list(self.models)}."
             )
-        if not is_file_spec(experiment.model):
+        if not is_file_spec(experiment.model) and not is_pretrained_spec(experiment.model):
             with torch.device("meta"):  # counts the weights without allocating them
                 net = build_model(experiment.model, facts["shape"], facts["classes"], Input.parse(facts["inputs"]))
             size = sum(p.numel() for p in net.parameters())
