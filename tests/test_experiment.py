@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kilter import Mistake, federate
 from kilter.experiment import Experiment
-from kilter.toml_file import read_toml
+from kilter.records.toml_file import read_toml
 from kilter.train import SGD
 
 SMALL = {"rows": 300, "clients": 3, "rounds": 2, "model": "linear", "partition": "iid"}

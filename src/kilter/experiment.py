@@ -34,6 +34,7 @@ from kilter.records import wire
 from kilter.records.model_info import EXPERIMENT, ModelInfo
 from kilter.records.notices import nothing_trained
 from kilter.records.run_folder import Store, write
+from kilter.records.toml_file import read_toml
 from kilter.records.versions import versions
 from kilter.runtimes.base import Runtime
 from kilter.runtimes.robust import parse as parse_robust
@@ -44,7 +45,6 @@ from kilter.tasks import Task
 from kilter.tasks.augment import check_augmentation
 from kilter.tasks.kinds import CLASSIFICATION, choose_kind, kind_of
 from kilter.tasks.losses import TargetFacts, class_weights
-from kilter.toml_file import read_toml
 from kilter.topology import topology
 from kilter.train import Plan, TorchOptimiser
 from kilter.training_loop import TrainingLoop, plan_of

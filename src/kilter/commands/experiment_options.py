@@ -78,7 +78,7 @@ def assemble(file: Path | None, pairs: list[str] | None, options: Mapping[str, A
     from dataclasses import fields
 
     from kilter.experiment import Experiment
-    from kilter.toml_file import read_toml
+    from kilter.records.toml_file import read_toml
     from kilter.train import plan_class
 
     values: dict[str, Any] = dict(read_toml(file)) if file else {}

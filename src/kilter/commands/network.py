@@ -328,7 +328,7 @@ def _read_peers(
     """The experiment, everyone's address, and the class names and the schema if the file names them."""
     from kilter.data.preparation import read_schema
     from kilter.experiment import Experiment
-    from kilter.toml_file import read_toml
+    from kilter.records.toml_file import read_toml
 
     listed = read_toml(path)
     addresses, classes = listed.get("peers"), listed.get("classes")

@@ -94,8 +94,8 @@ def reproduce(
     log: Log = "",
 ) -> None:
     """Run a published experiment and write its results, with the paper's numbers, next to its study file."""
+    from kilter.records.toml_file import read_toml
     from kilter.study.grid import Study
-    from kilter.toml_file import read_toml
 
     file = find_experiment(name)
     which = preset or ("laptop" if "laptop" in read_toml(file).get("presets", {}) else "")

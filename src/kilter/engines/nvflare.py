@@ -21,7 +21,7 @@ from kilter.engines.site_endpoint import answer_letter, refuse
 from kilter.errors import Mistake
 from kilter.net.site import Site
 from kilter.net.tls import Identity
-from kilter.toml_file import read_toml
+from kilter.records.toml_file import read_toml
 
 log = logging.getLogger("kilter.net")
 

@@ -16,7 +16,7 @@ from typing import Any
 from kilter.engines.settings import RunSettings
 from kilter.errors import Mistake
 from kilter.net.tls import words
-from kilter.toml_file import read_toml
+from kilter.records.toml_file import read_toml
 
 PATIENCE = 300.0  # seconds in which all sites must have started the job
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from kilter.errors import Mistake
 from kilter.hub.job_queue import ACTIVE, JobQueue, QueuedJob
 from kilter.records.run_folder import read_rounds
+from kilter.records.toml_file import read_toml
 from kilter.study.folder import Folder
 from kilter.study.grid import Job, Study
 from kilter.study.runner import FailedRun, RunStatus, Watcher
-from kilter.toml_file import read_toml
 
 TICK = 0.5  # seconds between two looks at the queue
 

@@ -27,9 +27,9 @@ from kilter.models.pretrained import is_pretrained_spec
 from kilter.net.results import METRICS, SHARES
 from kilter.net.terms import Terms, file_digest
 from kilter.plugins import is_file_spec
+from kilter.records.toml_file import read_toml
 from kilter.runtimes.step_names import StepKind, StepName
 from kilter.runtimes.step_runner import resolve
-from kilter.toml_file import read_toml
 
 SAFE_KINDS = frozenset(
     {"model", "density", "sums", "counts", "label_counts", "means", "pictures", "opinions", "shares", "statistics"}

@@ -15,10 +15,10 @@ from kilter.errors import Mistake
 from kilter.records.display import SHARES
 from kilter.records.notices import describe
 from kilter.records.run_folder import read_clients, read_partition, read_rounds, read_summary
+from kilter.records.toml_file import read_toml
 from kilter.records.types import ClientReport, Exhibit, Metrics, Round, Summary
 from kilter.study.results import curves_by_round
 from kilter.study.statistics import mean_std, paired
-from kilter.toml_file import read_toml
 
 MEASURES = ("global", "client", "local")
 MOST_DETAILS = 60  # runs of one page that are shown in detail

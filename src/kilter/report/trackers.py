@@ -16,9 +16,9 @@ from typing import Protocol, Self
 
 from kilter.errors import Mistake, unknown
 from kilter.records.run_folder import read_clients, read_rounds, read_summary
+from kilter.records.toml_file import read_toml
 from kilter.records.types import Clients, Round, Summary
 from kilter.study.results import Results
-from kilter.toml_file import read_toml
 
 ARTEFACTS = ("experiment.toml", "summary.json", "clients.json", "rounds.jsonl", "model.safetensors", "best.safetensors")
 Settings = Mapping[str, object]

@@ -18,6 +18,7 @@ from kilter.experiment import PUBLIC, Experiment
 from kilter.methods import find
 from kilter.options import default, own_fields
 from kilter.plugins import is_file_spec
+from kilter.records.toml_file import read_toml
 from kilter.study.schema import (
     Cell,
     Entry,
@@ -42,7 +43,6 @@ from kilter.study.schema import (
     table,
     with_preset,
 )
-from kilter.toml_file import read_toml
 
 
 @dataclass(frozen=True)
