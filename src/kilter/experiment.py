@@ -46,8 +46,8 @@ from kilter.tasks.augment import check_augmentation
 from kilter.tasks.kinds import CLASSIFICATION, choose_kind, kind_of
 from kilter.tasks.losses import TargetFacts, class_weights
 from kilter.topology import topology
-from kilter.train import Plan, TorchOptimiser
-from kilter.training_loop import TrainingLoop, plan_of
+from kilter.train import Plan, TorchOptimiser, plan_class
+from kilter.training_loop import TrainingLoop
 
 CLIENTS, PUBLIC, DIVIDED = 10, 5, "dirichlet:0.5"  # where neither the data nor the user says
 FILES = ("data", "weights", "public_file", "test_file", "schema", "tokenizer")  # fields that name a file
@@ -178,7 +178,8 @@ class Experiment:
 
     def _settings(self) -> tuple[dict[str, Any], Plan]:
         """The settings of the method, and the plan. A setting with the name of a field of the plan changes the plan."""
-        kind, planned = find(self.method), plan_of(self.optimiser)
+        kind = find(self.method)
+        planned = TrainingLoop if is_file_spec(self.optimiser) else plan_class(self.optimiser)
         own, plan_names = own_fields(kind, Method), {f.name for f in fields(planned)}
         for name in self.settings:
             if name not in own and name not in plan_names:

@@ -27,8 +27,8 @@ from kilter.core import Batch, Fit, Params
 from kilter.errors import Mistake
 from kilter.options import option
 from kilter.params import BUFFER
-from kilter.plugins import error_text, is_file_spec, load_object
-from kilter.train import Fitted, Plan, batches, plan_class, trainable
+from kilter.plugins import error_text, load_object
+from kilter.train import Fitted, Plan, batches, trainable
 
 
 @dataclass
@@ -183,8 +183,3 @@ class _Recorded:
 
     def __len__(self) -> int:
         return self._job.plan.steps(len(self._job._fit.rows))
-
-
-def plan_of(optimiser: str) -> type[Plan]:
-    """The plan of an optimiser: sgd, adam, adamw, a class of torch.optim, or a training loop in a file."""
-    return TrainingLoop if is_file_spec(optimiser) else plan_class(optimiser)
