@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from place import Place
+from sites import make_site, make_terms
 
 from kilter import data as kdata
-from kilter.data import Preparation
+from kilter.data import Column, Preparation, Schema
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
 from kilter.inference.model_folder import load_model
 from kilter.net.data_description import DataDescription
+from kilter.net.terms import Terms, frozen_digest
 
 
 def write_ages(path: Path, shift: int) -> Path:
@@ -69,3 +72,36 @@ def test_a_site_without_the_task_is_told_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match="a site gives --task"):
         experiment.make(**classes.row_facts(None))
     assert experiment.make(**numbers.row_facts(None)).task.main == "mae"
+
+
+def test_frozen_weights_are_part_of_the_terms_and_verified(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    site = make_site(tmp_path)
+    settings = {
+        "model": "mlp:8:2",
+        "lora": "r=2,targets=3",
+        "valid": 0.2,
+        "rounds": 3,
+        "local": {"lr": 0.1, "batch": 16},
+    }
+    digest = frozen_digest(Experiment.of(settings), DataDescription.of(site.dataset))
+    assert len(digest) == 32
+    terms = replace(make_terms(site, **settings), frozen=digest)
+    assert Terms.parse(terms.head()) == terms
+    assert terms.digest != replace(terms, frozen="").digest
+    site.agree(terms)
+    with pytest.raises(Mistake, match="The frozen weights here differ from those of the terms"):
+        site.consider(replace(terms, frozen="0" * 32))
+    plain = Experiment.of({**settings, "lora": ""})
+    assert frozen_digest(plain, DataDescription.of(site.dataset)) == ""
+    site.close()
+
+
+def test_frozen_weights_of_tables_are_known_if_no_width_follows_from_statistics() -> None:
+    pytest.importorskip("peft")
+    experiment = Experiment.of({"model": "mlp:8:2", "lora": "r=2,targets=3"})
+    number, word = Column("a", "number"), Column("b", "category")
+    for columns, known in (((number,), True), ((number, word), False), ((number, replace(word, embed=4)), True)):
+        schema = Schema(columns, "y", ("0", "1"))
+        description = DataDescription((len(columns),), schema.classes, schema=schema)
+        assert bool(frozen_digest(experiment, description)) == known

@@ -20,9 +20,11 @@ from kilter.records import checksums
 from kilter.records.model_info import BEST, FROZEN, LAST, PERSONAL, ModelInfo
 from kilter.records.run_folder import personal_file
 from kilter.tasks import Task
+from kilter.tasks.task import EVAL_BATCH
 from kilter.train import Plan
 
 WHICH = ("best", "last")
+NUMBERS = 2**18  # of the rows in a batch of predictions
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +51,8 @@ class SavedModel:
 
     def outputs(self, x: Tensor) -> Tensor:
         """The network's outputs for prepared rows."""
-        return self.task.predict(self.params, x)
+        size = max(EVAL_BATCH, NUMBERS // max(x[:1].numel(), 1))  # small rows need few calls
+        return self.task.predict(self.params, x, size)
 
     def module(self) -> nn.Module:
         """A module from prepared rows to outputs, images standardised and numbers in their units."""

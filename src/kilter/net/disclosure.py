@@ -43,7 +43,9 @@ def explain(terms: Terms, experiment: Experiment, method: Method) -> list[str]:
     kinds = sorted(method.discloses() | ({"statistics"} if terms.description.needs_statistics else set()))
     lines = [
         f"Method: {experiment.method} (settings: {settings})",
-        f"Model: {experiment.model}, {method.task.size()} weights" + (", pre-trained" if terms.weights else ""),
+        f"Model: {experiment.model}, {method.task.size()} weights"
+        + (", pre-trained" if terms.weights else "")
+        + (f", frozen weights {terms.frozen}" if terms.frozen else ""),
         f"Task: {method.task.kind}" + "".join(f", {name}={v}" for name in TASK if (v := getattr(experiment, name))),
         f"Training: {experiment.optimiser}, {plan}; {experiment.rounds} rounds, valid={experiment.valid:g}, seed={experiment.seed}",
         f"Participants: {', '.join(terms.ids)}" + (f"; robust rule {experiment.robust}" if experiment.robust else ""),

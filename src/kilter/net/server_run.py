@@ -32,7 +32,7 @@ from kilter.net.relay import Relay
 from kilter.net.run_records import Watch
 from kilter.net.server import ServerRuntime
 from kilter.net.status import StatusBoard
-from kilter.net.terms import Terms, agree_on_data, difference
+from kilter.net.terms import Terms, agree_on_data, difference, frozen_digest
 from kilter.net.transport import Transport
 from kilter.net.versions import Steps, upgraded
 from kilter.records.run_folder import Store, write
@@ -179,8 +179,12 @@ class ServerRun:
         graph = topology(experiment.topology, agreed.sites, experiment.seed)
         relays = graph.kind == "rotating"  # sites aggregate, and the server only asks for statistics, if at all
 
+        frozen = frozen_digest(experiment, description)
+
         def terms(fed: ServerRuntime, name: str) -> Head:
-            return Terms.write(fed.run, fed.session, experiment, description, graph, name, fed.preparation).head()
+            return Terms.write(
+                fed.run, fed.session, experiment, description, graph, name, fed.preparation, frozen
+            ).head()
 
         runtime = ServerRuntime(
             transport,

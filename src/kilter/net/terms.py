@@ -17,14 +17,16 @@ from pathlib import Path
 
 from kilter import data as kdata
 from kilter.core import Data
-from kilter.data.preparation import AnyPreparation, Preparation, parse_preparation
+from kilter.data.preparation import AnyPreparation, Preparation, fit, parse_preparation
 from kilter.data.schema import merge
 from kilter.data.split import carve, rows_of
 from kilter.experiment import Experiment
+from kilter.models.pretrained import is_pretrained_spec
 from kilter.net.data_description import DataDescription
 from kilter.net.fields import Fields
 from kilter.net.frames import Head
 from kilter.net.versions import PROTOCOLS, common_protocol
+from kilter.plugins import is_file_spec
 from kilter.records.wire import Malformed
 from kilter.topology import Topology, topology
 
@@ -65,6 +67,7 @@ class Terms:
     preparation: AnyPreparation | None = None  # how to prepare rows, fitted on statistics of the sites; None: not yet
     protocol: int = PROTOCOLS[0]  # that the server chose
     topology: str = ""  # where sites aggregate in turn; empty for a star and for peers
+    frozen: str = ""  # digest of the frozen weights; empty: there are none, or statistics decide their shapes
 
     @property
     def rotates(self) -> bool:
@@ -95,6 +98,7 @@ class Terms:
         graph: Topology,
         site: str,
         preparation: AnyPreparation | None = None,
+        frozen: str = "",
     ) -> Terms:
         """The terms for one site."""
         return Terms(
@@ -108,6 +112,7 @@ class Terms:
             graph.kind != "star",
             preparation,
             topology=graph.spec if graph.kind == "rotating" else "",
+            frozen=frozen,
         )
 
     def head(self) -> Head:
@@ -123,6 +128,7 @@ class Terms:
             "ids": list(self.ids),
             "peers": list(self.peers),
             "sealed": self.sealed,
+            **({"frozen": self.frozen} if self.frozen else {}),
         }
 
     @staticmethod
@@ -146,6 +152,7 @@ class Terms:
             _preparation(head),
             _protocol(fields, head),
             fields.text("topology", optional=True),
+            fields.text("frozen", 64, optional=True),
         )
 
     @property
@@ -153,6 +160,19 @@ class Terms:
         """What a site approves."""
         text = json.dumps(self._agreed(), sort_keys=True, separators=(",", ":"))
         return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def frozen_digest(experiment: Experiment, description: DataDescription) -> str:
+    """The digest of the frozen weights of this experiment's network, if the shape of a row is known before statistics are."""
+    if not experiment.lora and not is_file_spec(experiment.model) and not is_pretrained_spec(experiment.model):
+        return ""  # our own networks have none
+    schema = description.schema
+    preparation = None
+    if schema is not None:
+        if any(c.vocabulary or (c.kind == "category" and not c.embed) for c in schema.columns):
+            return ""
+        preparation = fit(schema, [{"columns": {c.name: {"count": 0} for c in schema.measured}}])
+    return experiment.make(**description.row_facts(preparation)).task.frozen_digest()
 
 
 def _protocol(fields: Fields, head: Mapping[str, object]) -> int:

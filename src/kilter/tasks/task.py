@@ -231,19 +231,19 @@ class Task:
         losses = self.losses(params, batch)
         return (losses * batch["weight"]).mean() if "weight" in batch else losses.mean()
 
-    def predict(self, params: Params, x: Tensor) -> Tensor:
-        """Outputs in evaluation mode, in batches."""
+    def predict(self, params: Params, x: Tensor, size: int = EVAL_BATCH) -> Tensor:
+        """Outputs in evaluation mode, in batches of this size."""
         device = placement.current()
         params = placement.to_device(channels_last(params))
         with placement.autocast():
-            outputs = self.batched(lambda part: self.outputs(params, part.to(device)), x)
+            outputs = self.batched(lambda part: self.outputs(params, part.to(device)), x, size)
         return outputs if placement.on_cpu() else outputs.float().cpu()
 
     @torch.no_grad()
-    def batched(self, f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def batched(self, f: Callable[[Tensor], Tensor], x: Tensor, size: int = EVAL_BATCH) -> Tensor:
         """f(x), computed in batches and without gradients: `task.batched(lambda x: task.features(params, x), x)`."""
         with Quick():
-            return torch.cat([f(part) for part in x.split(EVAL_BATCH)])
+            return torch.cat([f(part) for part in x.split(size)])
 
     def measure(self, outputs: Tensor, y: Tensor) -> Measured:
         """The metrics of these outputs."""
