@@ -153,6 +153,8 @@ class SitePolicy:
         if self.sealed and not terms.sealed:
             raise PolicyViolation("This site's policy requires sealed letters, and in this run the server reads them.")
         method = experiment.make(**facts)
+        if terms.frozen and method.task.frozen_digest() != terms.frozen:
+            raise Mistake("The frozen weights here differ from those of the terms: use the same model and --weights.")
         self._check_disclosures(method, short)
         if terms.description.needs_statistics and "statistics" not in self.sends:
             raise PolicyViolation(

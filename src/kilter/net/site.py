@@ -148,8 +148,6 @@ class Site:
         preparation = terms.preparation or self._provisional()
         facts = description.row_facts(preparation)
         experiment, method = self.policy.admit(terms, len(self.dataset.train), facts)
-        if terms.frozen and method.task.frozen_digest() != terms.frozen:
-            raise Mistake("The frozen weights here differ from those of the terms: use the same model and --weights.")
         if isinstance(preparation, Preparation):
             self.dataset = self.dataset.prepared(preparation)
         return experiment, method
