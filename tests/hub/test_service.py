@@ -409,3 +409,20 @@ def test_a_full_disk_does_not_end_the_hub(here: HubHere, monkeypatch: pytest.Mon
 def test_two_hubs_cannot_share_a_folder(here: HubHere) -> None:
     with pytest.raises(Mistake, match="Another hub works"):
         Hub(replace(here.config))
+
+
+@pytest.mark.parametrize("first", ["change", "cancel"])
+def test_a_hub_stops_even_if_something_changes_at_the_same_moment(tmp_path: Path, first: str) -> None:
+    """asyncio.wait_for swallowed the signal in Python 3.11, and the hub went on."""
+
+    async def script() -> bool:
+        hub = Hub(HubConfig(tmp_path, SITES, "127.0.0.1:0", tmp_path / "state"))
+        task = asyncio.create_task(hub.run())
+        await asyncio.sleep(0.1)
+        for action in (hub.changed.set, task.cancel) if first == "change" else (task.cancel, hub.changed.set):
+            action()
+        done, _ = await asyncio.wait({task}, timeout=3.0)
+        task.cancel()
+        return bool(done)
+
+    assert asyncio.run(script())

@@ -12,6 +12,7 @@ import random
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,10 +94,9 @@ class Agent:
             while True:
                 self.changed.clear()
                 await self.step()
-                try:
-                    await asyncio.wait_for(self.changed.wait(), TICK)
-                except TimeoutError:
-                    continue
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(TICK):  # wait_for would swallow a cancellation that comes with a change
+                        await self.changed.wait()
         finally:
             running = [run.process for run in self.runs.values() if run.process]
             await asyncio.gather(*(process.stop() for process in running), return_exceptions=True)

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -129,10 +130,9 @@ class Hub:
                 except (OSError, sqlite3.Error, Mistake) as e:  # a full disk, for example: nothing is lost, try again
                     self.problem = f"the hub cannot work now: {e}"
                     log.error("%s", self.problem)
-                try:
-                    await asyncio.wait_for(self.changed.wait(), TICK)
-                except TimeoutError:
-                    continue
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(TICK):  # wait_for would swallow a cancellation that comes with a change
+                        await self.changed.wait()
         finally:
             await asyncio.gather(*(entry.process.stop() for entry in self.running.values()), return_exceptions=True)
             for task in self._tasks:
