@@ -49,6 +49,7 @@ def test_everything_ends_as_it_should(hub_place: Callable[..., HubPlace]) -> Non
     here.start_agent("c", STRICT, parallel=3)
 
     experiment = here.submit()
+    in_turn = here.submit(tomli_w.dumps({**EXPERIMENT, "topology": "rotating", "rounds": 3}), data="none")
     study = here.submit(tomli_w.dumps(STUDY), sites=["a", "b"])
     refused = here.submit(tomli_w.dumps({**EXPERIMENT, "method": "scaffold"}))
     choice = random.Random(7)
@@ -58,6 +59,8 @@ def test_everything_ends_as_it_should(hub_place: Callable[..., HubPlace]) -> Non
         killed.append(kill_something(here, choice))
     here.until(experiment, "finished", seconds=200)
     assert same_as_simulated(here, here.run_folder(experiment)), killed
+    here.until(in_turn, "finished", seconds=200)
+    assert here.results(here.run_folder(in_turn))["rounds"] == 3
     assert "c does not take part" in here.until(refused, "failed", seconds=200).reason
 
     long = here.submit(tomli_w.dumps({**EXPERIMENT, "rounds": 500}), quorum=2)
