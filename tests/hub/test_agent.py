@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 from hub_place import enrol
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from kilter.cli import app
 from kilter.errors import Mistake
@@ -19,6 +20,7 @@ from kilter.hub.agent import Agent
 from kilter.hub.config import SiteConfig
 from kilter.hub.messages import Assignment
 from kilter.hub.processes import NOT_APPROVED, REFUSED
+from kilter.net.audit import AuditLog
 
 DIGEST = "0123456789abcdef" * 2
 
@@ -194,3 +196,19 @@ def test_two_agents_cannot_share_a_folder(make: Callable[..., Agent]) -> None:
     with pytest.raises(Mistake, match="Another agent works"):
         make()
     assert first.runs == {}
+
+
+def test_the_audit_logs_of_all_runs_are_verified(tmp_path: Path) -> None:
+    for run in ("2", "10"):
+        log = AuditLog(tmp_path / "state/runs" / run)
+        log.record("reply", b"x", run=run * 8, step="train", to="server")
+        log.close()
+    shown = CliRunner().invoke(app, ["audit", "--state-dir", str(tmp_path / "state")])
+    assert shown.exit_code == 0
+    assert shown.output.count("all genuine") == 2
+    assert shown.output.index("runs/2/") < shown.output.index("runs/10/")
+    words = ["audit", "--state-dir", str(tmp_path / "state"), "--export", str(tmp_path / "x.csv")]
+    assert "several audit logs" in str(CliRunner().invoke(app, words).exception)
+    path = tmp_path / "state/runs/10/audit.jsonl"
+    path.write_text(path.read_text().replace("train", "trick"))
+    assert "was changed" in str(CliRunner().invoke(app, ["audit", "--state-dir", str(tmp_path / "state")]).exception)

@@ -186,13 +186,15 @@ def logs(
 ) -> None:
     """Print the log of a job. With -f, exit with 1 if the job fails or is cancelled."""
     with connected(hub, tls_, hub_name) as client:
+        empty = True
         for part in client.logs(job, follow):
+            empty = False
             sys.stdout.buffer.write(part)
             sys.stdout.buffer.flush()
-        if follow:
+        if follow or empty:
             view = client.job(job)[0]
             stdout.print(f"Job {job} is {view.state}{f': {view.reason}' if view.reason else ''}.", markup=False)
-            if view.state != "finished":
+            if follow and view.state != "finished":
                 raise typer.Exit(1)
 
 

@@ -36,13 +36,21 @@ def audit(
     state_dir: StateDir = Path("kilter-state"),
     export: Annotated[Path | None, typer.Option(help="Write all entries to this CSV file.")] = None,
 ) -> None:
-    """Verify the audit log of this site, summarise what has left it, and export it."""
+    """Verify the audit log of this site, or of every run of its agent; summarise what has left it, and export it."""
     from kilter.net import audit as audit_log
 
-    path = state_dir / audit_log.FILE
-    if not path.exists():
-        raise Mistake(f"There is no audit log in '{state_dir}': give the --state-dir of `kilter join`.")
-    for line in audit_log.summarise(path):
-        typer.echo(line)
+    runs = sorted(state_dir.glob(f"runs/*/{audit_log.FILE}"), key=lambda path: (len(path.parts[-2]), path.parts[-2]))
+    paths = [path for path in (state_dir / audit_log.FILE, *runs) if path.exists()]  # an agent has one for each run
+    if not paths:
+        raise Mistake(
+            f"There is no audit log in '{state_dir}': give the --state-dir of `kilter join`, or an agent's state."
+        )
+    if export is not None and len(paths) > 1:
+        raise Mistake(f"'{state_dir}' has several audit logs: give one, such as --state-dir {paths[-1].parent}.")
+    for path in paths:
+        if len(paths) > 1:
+            typer.echo(f"{path}:")
+        for line in audit_log.summarise(path):
+            typer.echo(line)
     if export is not None:
-        typer.echo(f"{audit_log.export(path, export)} entries written to {export}")
+        typer.echo(f"{audit_log.export(paths[0], export)} entries written to {export}")
