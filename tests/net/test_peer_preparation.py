@@ -83,7 +83,7 @@ def test_peers_fit_the_preparation_of_the_pooled_rows_and_train_with_it(tmp_path
         with run.open(addresses[name], None, 2**24, None, 0, 60.0, 5.0) as fed:
             train = fed.clients[name].train.index
             run.run(fed, Console(quiet=True))
-        return [run._dataset.raw["age"].cells[train.numpy()], train]
+        return [run.dataset.raw["age"].cells[train.numpy()], train]
 
     results = everyone(work)
     assert not [r for r in results.values() if isinstance(r, BaseException)], results
