@@ -38,6 +38,7 @@ from kilter.records.toml_file import read_toml
 from kilter.records.versions import versions
 from kilter.runtimes.base import Runtime
 from kilter.runtimes.robust import parse as parse_robust
+from kilter.runtimes.roles import parse_roles
 from kilter.runtimes.simulation import Missing, Simulation, SimulationOptions
 from kilter.runtimes.trial import smallest_batch, try_method, try_model
 from kilter.seeds import numpy_generator
@@ -87,9 +88,7 @@ class Experiment:
     clients: int = option(0, "Number of clients; 0: all that the data names, otherwise 10.", at_least=0)
     valid: float = option(0.1, "Share of a client's rows used for validation.", at_least=0, below=1)
     test: float = option(0.15, "Share of a client's rows used for its own test.", at_least=0, below=1)
-    public: int = option(
-        0, "Rows of each class that the aggregator holds; default: 5 if the method needs some.", at_least=0
-    )
+    public: int = option(0, "Rows of each class for the aggregator; default: 5 if the method needs some.", at_least=0)
     public_file: str = option("", "A file with the aggregator's rows, instead of --public.")
     model: str = option(
         "auto",
@@ -106,9 +105,9 @@ class Experiment:
     rounds: int = option(20, "Number of rounds.", at_least=1)
     cohort: float = option(1.0, "Share of the clients that take part in a round.", above=0, at_most=1)
     topology: str = option(
-        "",
-        "A topology listed by `kilter topologies`, such as ring or regular:4; default: star, or full if the method needs it.",
+        "", "A topology listed by `kilter topologies`; default: star, or full if the method needs it."
     )
+    roles: str = option("", "Roles by name, where nodes aggregate in turn: a=aggregator,b=trainer,p=proxy,d=idle.")
     robust: str = option("", "Defence against malicious clients: clip:1, median, trimmed:0.2 or krum:0.2.")
     server: str = option("", "Server optimiser: momentum, adam, yogi or adagrad, such as adam:lr=0.03,tau=0.001.")
     missing: float = option(0.0, "Probability that a client does not answer a call (simulated).", at_least=0, below=1)
@@ -156,6 +155,7 @@ class Experiment:
             kind_of(self.task).check(self.loss, self.metrics)
         settings, plan = self._settings()
         chosen = self.topology or ("full" if "everyone" in find(self.method).needs else "star")
+        parse_roles(self.roles, chosen)
         if not chosen.startswith("edges:"):  # with as many clients as the data names, only the name can be checked
             topology(chosen, [str(k) for k in range(self.clients or 50)], self.seed)
         if self.public and self.public_file:
@@ -275,7 +275,7 @@ class Experiment:
 
         `inspect` is called with the data set after everything has been checked.
         """
-        split = self.split()
+        split, roles = self.split(), parse_roles(self.roles)
         dataset = split.dataset
         facts = row_facts(split, count=self.loss.startswith("class-weights"))
         method = self.make(**facts)
@@ -293,8 +293,9 @@ class Experiment:
             "precision": self.precision,
             "faults": Missing(self.missing) if self.missing else None,
         }
-        fed = runtime(self, split.clients, facts, options) if runtime else Simulation(split.clients, **options)
-        fed.robust = self.robust
+        clients = roles.taking_part(split.clients)
+        fed = runtime(self, clients, facts, options) if runtime else Simulation(clients, **options)
+        fed.robust, fed.roles = self.robust, roles
         for node, statistics in split.statistics.items():
             fed.opening.letter(node, SERVER, wire.size(dict(statistics)))
             fed.opening.letter(SERVER, node, wire.size(dataset.preparation.plain() if dataset.preparation else None))

@@ -1,4 +1,4 @@
-"""docs/deploy.md and docs/hospital.md, run from top to bottom."""
+"""docs/deploy.md, docs/hospital.md and docs/how-to/semi-decentralised.md, run from top to bottom."""
 
 from __future__ import annotations
 
@@ -49,6 +49,17 @@ def test_every_command_of_deploy_works(tmp_path: Path) -> None:
     assert "here: " in printed  # of the status
     for site in "abc":
         assert (tmp_path / f"peer-{site}/summary.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_command_of_semi_decentralised_works(tmp_path: Path) -> None:
+    printed = run_page("how-to/semi-decentralised.md", tmp_path, ("9743", "9751", "9752", "9753"))
+    for folder in ("run", "peer-a", "peer-b", "peer-c"):
+        summary = json.loads((tmp_path / folder / "summary.json").read_text())
+        assert (summary["rounds"], summary["failures"], summary["topology"]) == (4, 0, "rotating")
+    assert "hand-over to hospital-b: sealed: state and memory of the aggregator" in printed
+    assert list(tmp_path.glob("state-a/models/*/model.safetensors"))
 
 
 @pytest.mark.slow

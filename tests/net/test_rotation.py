@@ -16,9 +16,12 @@ from turns_here import LENIENT, Turns, turns
 
 from kilter.methods import methods
 from kilter.net.audit import verify
+from kilter.net.disclosure import explain
 from kilter.net.frames import pack_letter
 from kilter.net.links import OVERHEAD
+from kilter.net.terms import Terms
 from kilter.net.turns import Waits
+from kilter.records.wire import Malformed
 from kilter.runtimes.ledger import Ledger
 
 __all__ = ["turns"]  # a fixture
@@ -263,3 +266,36 @@ def test_if_the_first_leader_dies_another_begins_again(turns: Callable[..., Turn
     leaders = {tuple(head["turn"]): sender for sender, _, head, _ in here.letters if head["kind"] == "order"}
     assert leaders[1, 0] == "a"
     assert leaders[1, 1] == "b"
+
+
+# Roles ----------------------------------------------------------------------------------------------------------------
+
+
+def test_roles_decide_who_trains_and_who_aggregates(turns: Callable[..., Turns]) -> None:
+    """The same numbers and bytes as in simulation; the proxy's bytes are booked, and nothing else of it."""
+    roles = "a=trainer,b=aggregator,d=aggregator,p=proxy,s=idle"
+    here = turns(ids=("a", "b", "c", "d", "p", "s"), method="scaffold", rounds=3, roles=roles)
+    assert set(here.rotations) == {"a", "b", "c", "d"}
+    real, simulated = here.wait(), here.simulated()
+    assert booked(real) == booked(simulated)
+    assert told(real) == told(simulated)
+    one, other = models(real, simulated)
+    assert one == other
+    assert {sender for sender, _, head, _ in here.letters if head["kind"] == "order"} == {"b", "d"}
+    for record in booked(real)[1:]:
+        assert record["participants"] == ["a", "b", "c", "d"]
+        sent, received = record["bytes_by_node"]["p"]
+        assert sent == received == sum(up for name, (up, _) in record["bytes_by_node"].items() if name != "p")
+
+
+def test_the_terms_name_topology_and_roles(turns: Callable[..., Turns]) -> None:
+    here = turns(start=False, roles="a=aggregator")
+    terms = here.start("a").terms
+    assert Terms.parse(terms.head()) == terms
+    assert len({terms.digest, replace(terms, roles="b=aggregator").digest, replace(terms, topology="").digest}) == 3
+    site = here.rotations["a"].site
+    text = "\n".join(explain(terms, site.experiment, site.method))
+    assert "Aggregators, in turn: a; roles a=aggregator" in text
+    assert "the site that aggregates in a round (sealed: nobody else can read it)" in text
+    with pytest.raises(Malformed, match="impossible roles"):
+        Terms.parse({**terms.head(), "roles": "a=king"})

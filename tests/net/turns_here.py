@@ -27,6 +27,7 @@ from kilter.net.terms import Terms, own_data
 from kilter.net.turns import Packet, Waits
 from kilter.records.run_folder import Store
 from kilter.runtimes import base
+from kilter.runtimes.roles import parse_roles
 from kilter.runtimes.simulation import Simulation
 from kilter.topology import topology
 
@@ -91,13 +92,17 @@ class Turns:
         threading.Thread(target=self._tell, daemon=True).start()
         self.public = Rows({"x": whole.x, "y": whole.y}, whole.train[-40:])
 
+    @property
+    def members(self) -> tuple[str, ...]:
+        return parse_roles(self.experiment.roles).members(self.ids)
+
     # Sites ----------------------------------------------------------------------------------------------------------
 
     def start(self, name: str) -> Rotation:
         """Start a site, or start it again."""
         policy = self.policies.get(name, LENIENT)
         site = Site(name, self.datasets[name], self.folder / f"state-{name}", policy, "digits", public=self.public)
-        graph = topology(self.experiment.topology, self.ids, self.experiment.seed)
+        graph = topology(self.experiment.topology, self.members, self.experiment.seed)
         description = DataDescription.of(self.datasets[name])
         site.agree(Terms.write(RUN, SESSION, self.experiment, description, graph, name))
         links = WatchedLinks(self, site)
@@ -193,10 +198,13 @@ class Turns:
         """The same experiment in simulation: its run folder."""
         folder, experiment = self.folder / "simulated", self.experiment
         store = Store(folder)
-        clients = {n: own_data(d, n, experiment.seed, experiment.valid) for n, d in self.datasets.items()}
+        roles = parse_roles(experiment.roles)
+        data = {n: own_data(d, n, experiment.seed, experiment.valid) for n, d in self.datasets.items()}
+        clients = roles.taking_part(data)
         method = next(iter(self.rotations.values())).site.method
         options: dict[str, Any] = {"topology": experiment.topology, "seed": experiment.seed, "public": self.public}
         with Simulation(clients, stack=False, **options) as fed:
+            fed.roles = roles
             federate(method, fed, experiment.rounds, store=store)
         store.close()
         return folder
@@ -227,7 +235,7 @@ def turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             (here.folder / f"state-{name}" / "secret").write_text(f"{settings['seed']:x}")
         started.append(here)
         if start:
-            for name in ids:
+            for name in here.members:
                 here.start(name)
         return here
 

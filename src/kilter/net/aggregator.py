@@ -18,6 +18,7 @@ from kilter.net.server import Call, ServerRuntime
 from kilter.net.site import Site
 from kilter.net.transport import ConnectedSite, Transport
 from kilter.net.turns import Ready, Turn
+from kilter.runtimes.roles import parse_roles
 from kilter.runtimes.step_names import StepName
 
 
@@ -109,7 +110,7 @@ class AggregatorRuntime(ServerRuntime):
             deadline=deadline,
             grace=grace,
         )
-        self.me, self.turn = site.name, transport.turn
+        self.me, self.turn, self.roles = site.name, transport.turn, parse_roles(terms.roles)
         self._own_data = site.data
         self.private_seed = site.directory.private_seed
         self.devices, self.device = (site.device,), site.device

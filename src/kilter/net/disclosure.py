@@ -40,6 +40,8 @@ def explain(terms: Terms, experiment: Experiment, method: Method) -> list[str]:
     plan = ", ".join(f"{key}={value}" for key, value in experiment.local.items())
     settings = ", ".join(f"{key}={value}" for key, value in experiment.settings.items()) or "none"
     reader = "other sites (sealed: the server cannot read it)" if terms.sealed else "the server"
+    if terms.rotates:
+        reader = "the site that aggregates in a round (sealed: nobody else can read it)"
     kinds = sorted(method.discloses() | ({"statistics"} if terms.description.needs_statistics else set()))
     lines = [
         f"Method: {experiment.method} (settings: {settings})",
@@ -49,15 +51,28 @@ def explain(terms: Terms, experiment: Experiment, method: Method) -> list[str]:
         f"Task: {method.task.kind}" + "".join(f", {name}={v}" for name in TASK if (v := getattr(experiment, name))),
         f"Training: {experiment.optimiser}, {plan}; {experiment.rounds} rounds, valid={experiment.valid:g}, seed={experiment.seed}",
         f"Participants: {', '.join(terms.ids)}" + (f"; robust rule {experiment.robust}" if experiment.robust else ""),
+        *_turns(terms),
         f"What would leave this site, to {reader}:",
         *(f"  - {DISCLOSURES.get(kind, kind)}" for kind in kinds if kind != "statistics"),
         *_statistics(terms),
-        "And to the server, in every run:",
+        f"And to {'the site that aggregates' if terms.rotates else 'the server'}, in every run:",
         *(f"  - {text}" for text in ALWAYS),
         "What could be inferred:",
         *(f"  - {INFERENCES[kind]}" for kind in kinds if kind in INFERENCES),
         f"Digest of these terms: {terms.digest}",
     ]
+    return lines
+
+
+def _turns(terms: Terms) -> list[str]:
+    """Where sites aggregate in turn: who does, and what that means."""
+    if not terms.rotates:
+        return []
+    lines = [
+        f"Aggregators, in turn: {', '.join(terms.aggregators)}" + (f"; roles {terms.roles}" if terms.roles else "")
+    ]
+    lines.append("  - an aggregator hands the model, and what it remembers of the sites, to the next one")
+    lines.append("  - the relay reads only the record of each round: means over sites, bytes, failures")
     return lines
 
 

@@ -97,7 +97,7 @@ async def rehearse(site: Site, server: str, show: Print) -> None:
         _, _, body = make_reply(Done(site.statistics()))
         show(f"{SUMMARISE}: {len(body)} bytes")
         _show_leaves(body, show)
-    with Rehearsal(site, "full" if terms.sealed else "star", experiment.seed, data, show) as fed:
+    with Rehearsal(site, "full" if terms.seals_letters else "star", experiment.seed, data, show) as fed:
         fed.bind(method)
         state = method.setup(fed)
         fed.round = 1

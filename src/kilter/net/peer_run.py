@@ -29,6 +29,7 @@ from kilter.net.terms import SENT, Terms, file_digest, own_data, peer_run_id
 from kilter.net.tls import Identity
 from kilter.records.run_folder import Store, write
 from kilter.report.result import show_result
+from kilter.runtimes.roles import parse_roles
 from kilter.topology import topology
 
 
@@ -97,6 +98,14 @@ class PeerRun:
         """Whether the sites aggregate in turn."""
         if topology(self.experiment.topology, tuple(self.addresses), self.experiment.seed).kind != "rotating":
             return False
+        roles = parse_roles(self.experiment.roles)
+        roles.check(self.addresses)
+        if roles.proxy:
+            raise Mistake(
+                f"Direct links need no proxy: start '{roles.proxy}' as a relay (kilter serve), or leave it out."
+            )
+        if self.me not in roles.members(tuple(self.addresses)):
+            raise Mistake(f"The role of '{self.me}' in this run is idle: there is nothing to do here.")
         if self._pending:
             raise Mistake(
                 "Sites that aggregate in turn over direct links must share a preparation of their tables: add a line schema = "

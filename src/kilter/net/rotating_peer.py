@@ -23,6 +23,7 @@ from kilter.net.tls import Identity
 from kilter.net.turns import Waits
 from kilter.report.progress import Progress
 from kilter.report.result import show_result
+from kilter.runtimes.roles import parse_roles
 
 LINGER = 3.0  # seconds in which a finished site tells the others
 
@@ -44,12 +45,15 @@ class RotatingPeer:
         dataset = run.dataset
         place = run.where / "site"
         self.site = Site(run.me, dataset, place, run.policy, run.data, identity, largest, device=device, public=public)
-        terms = replace(run.terms, topology=run.experiment.topology)
+        spec = run.experiment
+        ids = parse_roles(spec.roles).members(run.terms.ids)
+        terms = replace(run.terms, ids=ids, topology=spec.topology, roles=spec.roles)
         experiment, method = run.policy.admit(terms, len(dataset.train), run.facts)
         self.site.state = SiteState(self.site.directory, terms.run, run.policy.state_mb)
         self.site.take_part(terms, experiment, method)
         self.site.preparation = run.schema if isinstance(run.schema, Preparation) else None
-        self.links = DirectLinks(terms.run, self.site.seal, run.addresses, listen, identity, largest)
+        addresses = {name: run.addresses[name] for name in ids}
+        self.links = DirectLinks(terms.run, self.site.seal, addresses, listen, identity, largest)
 
     def attend(self, out: Console, metrics: MetricsPort | None = None) -> None:
         """Take part until the run is over, and show the result."""

@@ -41,6 +41,7 @@ from kilter.records.wire import Malformed
 from kilter.report import federated_inspection as inspection
 from kilter.report.progress import Progress
 from kilter.report.result import show_result
+from kilter.runtimes.roles import parse_roles
 from kilter.topology import topology
 
 VERSION = 2  # of run.json
@@ -104,6 +105,10 @@ class ServerRun:
                 raise Mistake(f"--sites: {e}.") from None
         if len(set(self.sites)) < len(self.sites):
             raise Mistake("--sites names a site twice.")
+        roles = parse_roles(experiment.roles)
+        if self.sites:
+            roles.check([*self.sites, *filter(None, [roles.proxy])])
+            self.sites = list(roles.members(self.sites))  # a site that is idle is not waited for
         if not self.sites and not self.quorum:
             raise Mistake("Say who takes part (--sites hospital-a,hospital-b) or how many (--quorum 2).")
         self.where = Path(self.folder or f"runs/{Path(experiment.method.split(':')[0]).stem}-sites-{experiment.seed}")
@@ -152,6 +157,11 @@ class ServerRun:
         self, transport: Transport, me: str, out: Console, metrics: MetricsPort | None = None, dashboard: str = ""
     ) -> None:
         """Wait for a quorum, run to the end, show the result; sites are told why the server stops, whatever happens."""
+        proxy = parse_roles(self.experiment.roles).proxy
+        if proxy not in ("", me):
+            raise Mistake(
+                f"The proxy of this run is '{proxy}': start the relay with its certificate (--tls), not as '{me}'."
+            )
         try:
             if self.finished:
                 self._dismiss(transport, out)

@@ -20,6 +20,7 @@ from kilter.core import Data
 from kilter.data.preparation import AnyPreparation, Preparation, fit, parse_preparation
 from kilter.data.schema import merge
 from kilter.data.split import carve, rows_of
+from kilter.errors import Mistake
 from kilter.experiment import Experiment
 from kilter.models.pretrained import is_pretrained_spec
 from kilter.net.data_description import DataDescription
@@ -28,6 +29,7 @@ from kilter.net.frames import Head
 from kilter.net.versions import PROTOCOLS, common_protocol
 from kilter.plugins import is_file_spec
 from kilter.records.wire import Malformed
+from kilter.runtimes.roles import parse_roles
 from kilter.topology import Topology, topology
 
 SENT = (  # the fields of an experiment that matter at a site
@@ -68,6 +70,7 @@ class Terms:
     protocol: int = PROTOCOLS[0]  # that the server chose
     topology: str = ""  # where sites aggregate in turn; empty for a star and for peers
     frozen: str = ""  # digest of the frozen weights; empty: there are none, or statistics decide their shapes
+    roles: str = ""  # of participants by name, where sites aggregate in turn
 
     @property
     def rotates(self) -> bool:
@@ -77,7 +80,7 @@ class Terms:
     @property
     def aggregators(self) -> tuple[str, ...]:
         """The sites that aggregate in turn."""
-        return self.ids
+        return parse_roles(self.roles).aggregators(self.ids)
 
     def turns(self, round: int) -> tuple[str, ...]:
         """Who aggregates in this round: the first of these that is there."""
@@ -113,6 +116,7 @@ class Terms:
             preparation,
             topology=graph.spec if graph.kind == "rotating" else "",
             frozen=frozen,
+            roles=experiment.roles if graph.kind == "rotating" else "",
         )
 
     def head(self) -> Head:
@@ -121,7 +125,8 @@ class Terms:
         return core | {"preparation": preparation}
 
     def _agreed(self) -> dict[str, object]:
-        return ({"topology": self.topology} if self.topology else {}) | {
+        turns = {"topology": self.topology, "roles": self.roles} if self.topology else {}
+        return turns | {
             "experiment": self.experiment,
             "weights": self.weights,
             "data": self.description.plain(),
@@ -153,6 +158,7 @@ class Terms:
             _protocol(fields, head),
             fields.text("topology", optional=True),
             fields.text("frozen", 64, optional=True),
+            _roles(fields),
         )
 
     @property
@@ -179,6 +185,15 @@ def _protocol(fields: Fields, head: Mapping[str, object]) -> int:
     """The protocol that the server chose; releases before ranges do not say."""
     chosen = fields.integer("protocol", 1) if "protocol" in head else PROTOCOLS[0]
     return common_protocol((chosen, chosen), "server")
+
+
+def _roles(fields: Fields) -> str:
+    text = fields.text("roles", 10_000, optional=True)
+    try:
+        parse_roles(text)
+    except Mistake as e:
+        raise Malformed(f"the terms have impossible roles: {e}") from None
+    return text
 
 
 def _preparation(head: Mapping[str, object]) -> AnyPreparation | None:
@@ -220,6 +235,7 @@ def peer_run_id(
     """
     plain = {key: value for key, value in asdict(experiment).items() if key in (*SENT, "topology")}
     data = ["tables"] if description is None else [description.shape, description.classes]
+    plain |= {"roles": experiment.roles} if experiment.roles else {}
     agreed: list[object] = [plain, file_digest(experiment.weights), *data, list(peers)]
     agreed += [] if preparation is None else [preparation.plain()]
     return blake2b(json.dumps(agreed, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -41,6 +41,7 @@ from kilter.runtimes.evaluation import parts, predict_part
 from kilter.runtimes.ledger import Ledger
 from kilter.runtimes.reply_checks import Shape, oversized
 from kilter.runtimes.robust import robust
+from kilter.runtimes.roles import Roles
 from kilter.runtimes.step_names import ADOPT, StepName
 from kilter.runtimes.step_runner import Absent, Done, reason, run_step, step_failed
 from kilter.seeds import derive_each
@@ -69,6 +70,7 @@ class Runtime(Federation):
         self.ledger = Ledger()
         self.opening = Ledger()  # the letters before the method's set-up: statistics for the preparation of data
         self.role = ""  # the node that aggregates, or aggregated last (rotating)
+        self.roles = Roles()  # by name (rotating)
         self.leaderless: str | None = None  # why nobody can aggregate in this round (rotating)
         self.robust = ""  # the rule for robust aggregation (kilter.runtimes.robust)
         self.private_seed: int | None = None  # for the secrets of the node that lives here; None in a simulation
@@ -102,7 +104,7 @@ class Runtime(Federation):
 
     def bind(self, method: Method) -> None:
         """Prepare for a method: clear all state and check what the method needs."""
-        self.round, self.role, self.leaderless, self.ledger = 0, "", None, Ledger()
+        self.round, self.role, self.leaderless, self.ledger = 0, "", None, Ledger(proxy=self.roles.proxy)
         self.states, self.changed = {}, set()
         if "public" in method.needs and not self.has_public:
             raise Mistake(
@@ -193,7 +195,7 @@ class Runtime(Federation):
         """The node that aggregates in this round, for topologies with one aggregator."""
         if self.topology.kind == "star":
             return SERVER
-        return self.role or self.topology.aggregator(self.round, self.ids)
+        return self.role or self.topology.aggregator(self.round, self.roles.aggregators(self.ids))
 
     def begin_round(self, last: int, state: Tree, best: Params | None = None) -> None:
         """Enter the round after `last`. A rotating aggregator hands the state, and what it remembers, to the next one.
@@ -209,7 +211,7 @@ class Runtime(Federation):
 
     def choose_aggregator(self) -> str:
         """Whose turn it is to aggregate. Turns skip nodes that are absent."""
-        turns = self.topology.turns(self.round, self.ids)
+        turns = self.topology.turns(self.round, self.roles.aggregators(self.ids))
         for name in turns:
             self.leaderless = self.absence(name, AGGREGATE)
             if not self.leaderless:

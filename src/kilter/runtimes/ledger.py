@@ -32,11 +32,15 @@ class Ledger:
     replies: int = 0  # accepted replies of training steps that carry something
     losses: list[tuple[float, int]] = field(default_factory=list)  # (mean loss, steps) of every fit
     fit_seconds: dict[str, float] = field(default_factory=dict)  # seconds of training by step
+    proxy: str = ""  # the node through which all letters go; empty: they go straight to their receiver
 
     def letter(self, sender: str, receiver: str, size: int, training: bool = True) -> None:
         """Book a letter. A letter to oneself costs nothing."""
         if sender == receiver or not size:
             return
+        if self.proxy and self.proxy not in (sender, receiver):
+            self.letter(sender, self.proxy, size, training)
+            sender = self.proxy
         if training:
             self.sent[sender] += size
             self.received[receiver] += size
@@ -116,7 +120,7 @@ class Ledger:
             evaluation_bytes_down=self.evaluation["down"],
             fit_seconds=self.fit_seconds,
         )
-        vars(self).update(vars(Ledger()))
+        vars(self).update(vars(Ledger(proxy=self.proxy)))
         return record
 
 

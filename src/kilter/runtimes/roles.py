@@ -1,0 +1,77 @@
+"""Roles of participants by name, where nodes aggregate in turn: `roles = "a=aggregator,b=trainer,p=proxy"` in an experiment.
+
+trainer      trains, and never aggregates
+aggregator   trains, and aggregates in turn; if a name has this role, only such names aggregate
+proxy        forwards letters between the others, which it cannot read, and never trains
+idle         takes no part
+
+A node without a role trains, and aggregates in turn unless others have the role of aggregator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from kilter.errors import Mistake, unknown
+
+ROLES = ("trainer", "aggregator", "proxy", "idle")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Who does what. Names that are not listed train, and may aggregate."""
+
+    by_name: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def proxy(self) -> str:
+        """The node through which letters go; empty: they go straight to their receiver."""
+        return next((name for name, role in self.by_name.items() if role == "proxy"), "")
+
+    def members(self, ids: Sequence[str]) -> tuple[str, ...]:
+        """The nodes that train."""
+        return tuple(name for name in ids if self.by_name.get(name) not in ("proxy", "idle"))
+
+    def aggregators(self, ids: Sequence[str]) -> tuple[str, ...]:
+        """The nodes that aggregate in turn."""
+        chosen = tuple(name for name in ids if self.by_name.get(name) == "aggregator")
+        return chosen or tuple(name for name in ids if name not in self.by_name)
+
+    def taking_part(self, clients: Mapping[str, T]) -> dict[str, T]:
+        """The clients that train. A name that nobody has is a Mistake."""
+        self.check(clients)
+        return {name: clients[name] for name in self.members(tuple(clients))}
+
+    def check(self, names: Collection[str]) -> None:
+        """Refuse roles of names that do not exist, and roles that leave nobody to aggregate."""
+        for name in self.by_name:
+            if name not in names:
+                raise unknown("participant with a role", name, names)
+        if not self.aggregators(self.members(tuple(names))):
+            raise Mistake("With these roles nobody aggregates: give a participant the role aggregator, or none.")
+
+
+def parse_roles(text: str, topology: str = "rotating") -> Roles:
+    """Read NAME=ROLE pairs, separated by commas.
+
+    >>> parse_roles("a=aggregator, b=trainer").aggregators(["a", "b", "c"])
+    ('a',)
+    """
+    roles: dict[str, str] = {}
+    for pair in filter(None, map(str.strip, text.split(","))):
+        name, _, role = (part.strip() for part in pair.partition("="))
+        if not name or not role:
+            raise Mistake(f"roles takes NAME=ROLE pairs, such as a=aggregator,b=trainer, not '{pair}'.")
+        if role not in ROLES:
+            raise unknown("role", role, ROLES)
+        if name in roles:
+            raise Mistake(f"roles names '{name}' twice.")
+        roles[name] = role
+    if roles and topology != "rotating":
+        raise Mistake(f"Roles need nodes that aggregate in turn (topology = 'rotating'), not '{topology}'.")
+    if list(roles.values()).count("proxy") > 1:
+        raise Mistake("roles names several proxies: letters go through one.")
+    return Roles(roles)
