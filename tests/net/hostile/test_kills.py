@@ -72,7 +72,7 @@ def test_kills_of_peers_change_nothing(place: Callable[..., Place]) -> None:
 def test_kills_of_sites_that_aggregate_in_turn_change_nothing(place: Callable[..., Place]) -> None:
     """Thirty kills of aggregators, members and the relay: the same model, records and bytes as in simulation."""
     rng = Random(7)
-    here = place(method="scaffold", rounds=150, local=LONG, topology="rotating")
+    here = place(method="scaffold", rounds=60, local=LONG, topology="rotating")
     server = here.serve("--grace", "200")
     port = here.port
     processes = {site: here.join(site, port=port) for site in here.sites}
