@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from kilter.net.frames import Body, Head
 from kilter.net.messages import Refusal, kind_of
-from kilter.net.run_records import RunRecords, Watch
+from kilter.net.run_records import RunRecords, Watch, parse_records
 from kilter.net.transport import ConnectedSite, Transport
 from kilter.net.turns import Packet, Presence, Ready
 from kilter.records.codec import Unreadable, from_json
@@ -42,6 +42,7 @@ class Relay:
         self._connections = 0
         self._announced: Presence | None = None
         self._records: list[Round] = []
+        self._all: list[Round] = []  # at the end of the run
         self._summary: Summary | None = None
         with transport.changed:
             transport.on_message, transport.on_arrival = self._on_message, self._on_arrival
@@ -69,7 +70,7 @@ class Relay:
                 return self._forward(name, Packet.parse(head), body)
             if kind == "ready":
                 return self._welcome(name, Ready.parse(head))
-            if kind in ("record", "result") and len(body) <= LARGEST_RECORD:
+            if kind in ("record", "records", "result") and len(body) <= LARGEST_RECORD:
                 self._take_report(kind, bytes(body))
                 return None
         except (Malformed, Unreadable) as e:
@@ -97,6 +98,8 @@ class Relay:
     def _take_report(self, kind: str, body: bytes) -> None:
         if kind == "record":
             self._records.append(from_json(Round, body))
+        elif kind == "records":
+            self._all = parse_records(body)
         else:
             self._summary = from_json(Summary, body)
         self._transport.changed.notify_all()
@@ -131,5 +134,7 @@ class Relay:
                 self.round = record.round
                 written.add(record)
             if summary is not None:
+                if self._all:
+                    written.replace(self._all)
                 written.finish(summary)
                 return summary

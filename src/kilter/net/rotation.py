@@ -28,7 +28,7 @@ from kilter.net.position import Position
 from kilter.net.site import Site
 from kilter.net.turns import NOBODY, Ready, Turn, TurnMessage, Waits
 from kilter.records.codec import Unreadable, to_json
-from kilter.records.run_folder import Store, read_summary
+from kilter.records.run_folder import Store, read_rounds, read_summary
 from kilter.records.types import Round
 from kilter.records.wire import Malformed
 
@@ -161,7 +161,7 @@ class Rotation:
             self._move(replace(position, phase="holding", attempt=0, appointed=""), position)
         elif message.kind == "stale":
             self._observe(turn, "")
-        elif message.kind in ("record", "result"):
+        elif message.kind in ("record", "records", "result"):
             self._report(message.kind, body.decode(errors="replace"))
         elif message.kind == "over":
             self.end()
@@ -333,7 +333,7 @@ class Rotation:
     def _watch(self, record: Round) -> None:
         self._tell("record", to_json(record))
 
-    def _tell(self, kind: Literal["record", "result"], text: str) -> None:
+    def _tell(self, kind: Literal["record", "records", "result"], text: str) -> None:
         """Report a record; without a relay, to the other sites as well."""
         self._report(kind, text)
         if not self._has_relay:
@@ -390,8 +390,9 @@ class Rotation:
         connection = self.links.connection
         if self._sent == (message, connection) or not self.links.online:
             return
-        summary = read_summary(self._folder / self.position.folder)
-        self._tell("result", to_json(summary))
+        folder = self._folder / self.position.folder
+        self._tell("records", "\n".join(map(to_json, read_rounds(folder))))
+        self._tell("result", to_json(read_summary(folder)))
         if not self._has_relay:
             for name in self.terms.ids:
                 self.links.send(name, message.head())

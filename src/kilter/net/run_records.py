@@ -24,6 +24,8 @@ class RunRecords:
         """A record or the result, as JSON."""
         if kind == "record":
             self.add(from_json(Round, text))
+        elif kind == "records":
+            self.replace(parse_records(text))
         elif kind == "result":
             self.finish(from_json(Summary, text))
 
@@ -35,6 +37,17 @@ class RunRecords:
             self._next = record.round + 1
         self._watch(record)
 
+    def replace(self, rounds: list[Round]) -> None:
+        """All records, at the end of a run: single ones may have been lost."""
+        with self._lock:
+            self._store.rewrite(rounds)
+            self._next = len(rounds)
+
     def finish(self, summary: Summary) -> None:
         """The result. What single sites achieved stays with the site that led the last round."""
         self._store.finish(summary, Clients(ClientsAt(summary.rounds, {}), None))
+
+
+def parse_records(text: str | bytes) -> list[Round]:
+    """One record a line."""
+    return [from_json(Round, line) for line in text.splitlines()]

@@ -145,7 +145,9 @@ class Packet:
         return Packet(fields.identifier("run"), fields.name("from"), fields.name("to"), nonce, number)
 
 
-TurnKind = Literal["books", "hand-over", "taken", "finished", "released", "stale", "record", "result", "over"]
+TurnKind = Literal[
+    "books", "hand-over", "taken", "finished", "released", "stale", "record", "records", "result", "over"
+]
 TURN_KINDS: dict[str, TurnKind] = {
     "books": "books",  # the run's records so far, and the last replies that counted: comes before a hand-over
     "hand-over": "hand-over",  # state, aggregator's memory, best model so far: the receiver leads this turn
@@ -154,6 +156,7 @@ TURN_KINDS: dict[str, TurnKind] = {
     "released": "released",  # the one who appointed it agrees: it has appointed no successor
     "stale": "stale",  # an order of a lower turn is refused; `turn` is the highest known
     "record": "record",  # without a relay: the record of a round, for every site's run folder
+    "records": "records",  # at the end: all of them, because single ones may have been lost
     "result": "result",  # without a relay: the run's summary
     "over": "over",  # the run is finished
 }
