@@ -50,14 +50,14 @@ class RunningJob:
 
 @dataclass
 class ConnectedAgent:
-    """An agent that holds a stream; `send` passes it an assignment."""
+    """An agent that holds a stream; `assign` tells it what to do."""
 
     name: str
     parallel: int
-    send: Callable[[Assignment], None]
+    assign: Callable[[Assignment], None]
     reports: dict[int, SiteReport] = field(default_factory=dict)
     expires: datetime | None = None  # its certificate
-    told: Assignment | None = None
+    assigned: Assignment | None = None
     replaced: asyncio.Event = field(default_factory=asyncio.Event)  # a newer agent of the same name connected
 
     def view(self) -> AgentView:
@@ -180,9 +180,9 @@ class Hub:
         running = [number for number in self.running if number not in self._stopping]
         for agent in self.agents.values():
             assignment = Assignment(*assignments(jobs, running, agent.name))
-            if assignment != agent.told:
-                agent.told = assignment
-                agent.send(assignment)
+            if assignment != agent.assigned:
+                agent.assigned = assignment
+                agent.assign(assignment)
 
     # Processes ------------------------------------------------------------------------------------------------------
 
