@@ -24,6 +24,7 @@ def test_an_unknown_name_is_an_attribute_error():
         kilter.federates  # noqa: B018
 
 
+@pytest.mark.processes
 def test_federate_is_the_function_whatever_was_imported_first():
     assert python("import kilter.federate; from kilter import federate; print(callable(federate))") == "True"
     assert python("from kilter import federate; import kilter.federate; print(callable(kilter.federate))") == "True"

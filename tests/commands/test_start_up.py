@@ -47,6 +47,7 @@ def test_help_and_methods_are_fast():
     assert cpu_seconds("methods") < 2.0  # the target is 1 s
 
 
+@pytest.mark.processes
 def test_a_run_with_one_worker_needs_neither_fcntl_nor_fork(tmp_path):
     words = ["run", "--rows", "200", "--clients", "2", "--model", "linear", "--rounds", "1", "--workers", "1"]
     for command, first in (

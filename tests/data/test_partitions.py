@@ -99,8 +99,9 @@ def test_dirichlet_client_survives_priors_on_exhausted_classes():
 @given(st.integers(2, 12), st.floats(0.7, 20), st.floats(0, 1), st.integers(0, 50))
 @settings(max_examples=30, deadline=None)
 def test_dirichlet_mixed_with_unequal_sizes_loses_no_row(clients, sizes, share, seed):
-    parts = p.dirichlet_mixed(TEN, clients, np.random.default_rng(seed), 0.5, share, 50.0, sizes)
-    assert sorted(np.concatenate(parts)) == list(range(len(TEN)))
+    few = TEN[::50]
+    parts = p.dirichlet_mixed(few, clients, np.random.default_rng(seed), 0.5, share, 50.0, sizes)
+    assert sorted(np.concatenate(parts)) == list(range(len(few)))
     assert min(map(len, parts)) >= 10
 
 

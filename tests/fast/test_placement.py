@@ -23,7 +23,7 @@ LONG = "killed and (feddisk or slfed)"
     [
         pytest.param("every_method and True", marks=pytest.mark.slow),
         pytest.param("every_method and False", marks=pytest.mark.slow),
-        f"not every_method and not ({LONG})",
+        pytest.param(f"not every_method and not ({LONG})", marks=pytest.mark.slow),
         pytest.param(LONG, marks=pytest.mark.slow),
     ],
 )

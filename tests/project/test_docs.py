@@ -91,6 +91,7 @@ def test_the_parser_sees_titles_and_reasons() -> None:
     assert script(page).endswith("cat > x.py <<'END-OF-BLOCK'\nb\nEND-OF-BLOCK")
 
 
+@pytest.mark.docs
 def test_generated_pages_are_current() -> None:
     assert (DOCS / "reference/cli.md").read_text() == reference.page(), "run: make reference"
     assert (DOCS / "reference/schema.json").read_text() == reference.schema_text(), "run: make reference"
@@ -108,6 +109,7 @@ def test_every_page_is_in_the_navigation() -> None:
         assert f'"{page.relative_to(DOCS).as_posix()}"' in navigation, page
 
 
+@pytest.mark.docs
 def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     pytest.importorskip("zensical", reason="the documentation tool is not installed")
     shutil.copytree(DOCS, tmp_path / "docs")

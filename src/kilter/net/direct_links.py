@@ -1,7 +1,8 @@
 """Direct links between the sites of a rotating federation: every site has a port, and packets go straight to their receiver.
 
-Sites greet each other every second. A site that does not answer is away; its packets are lost, and the sender sends again what
-still matters when it is back. Packets are sealed here, too, so that both kinds of links have the same properties.
+Sites greet each other every second. A site that does not answer is away; its packets are lost. Greetings say how many were, so both
+sides know it when they meet again, and send again what still matters. Packets are sealed here, too, so that both kinds of links
+have the same properties.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import logging
 import queue
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -18,7 +20,7 @@ import grpc
 from grpc import aio
 
 from kilter.errors import Mistake
-from kilter.net.frames import LARGEST, OPTIONS, Ended, parse_json, read_letter, to_frames
+from kilter.net.frames import LARGEST, OPTIONS, Ended, Head, parse_json, read_letter, to_frames
 from kilter.net.grpc_server import STATUS
 from kilter.net.links import Links
 from kilter.net.names import printable
@@ -33,6 +35,7 @@ log = logging.getLogger("kilter.net")
 PACKET, GREET = "/kilter.Turns/Packet", "/kilter.Turns/Greet"
 GREETING_SECONDS = 1.0  # between two greetings
 GREETING_TIMEOUT = 5.0
+RETRY_SECONDS = 0.2  # before a packet is sent again to a site that is there but could not be reached
 Context = Any  # gRPC has no types
 
 
@@ -53,7 +56,8 @@ class DirectLinks(Links):
         self._others = {name: address for name, address in addresses.items() if name != self.me}
         self._ready: Callable[[], Ready] | None = None
         self._there: dict[str, tuple[Ready, int]] = {}
-        self._lost_packets: set[str] = set()  # receivers whose last packet did not arrive
+        self._lost = Counter[str]()  # packets that did not arrive, by receiver
+        self._losses: dict[str, tuple[int, int]] = {}  # by site: packets that did not arrive there, and here from there
         self._connections = 0
         self._inbox: queue.Queue[tuple[Packet, bytes] | None] = queue.Queue()
         self.status: Callable[[], dict[str, object]] = dict
@@ -131,8 +135,8 @@ class DirectLinks(Links):
         await self._check(context, ready.name, head.get("run"))
         if self._ready is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "it is not ready yet")
-        self._note_presence(ready)
-        return self._greeting()
+        self._note_presence(ready, head)
+        return self._greeting(ready.name)
 
     async def _report(self, request: bytes, context: Context) -> bytes:
         """`kilter status`, for the peers."""
@@ -140,15 +144,16 @@ class DirectLinks(Links):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "it is not one of the peers")
         return json.dumps(self.status()).encode()
 
-    def _greeting(self) -> bytes:
+    def _greeting(self, to: str) -> bytes:
         assert self._ready is not None
-        return json.dumps({**self._ready().head(), "run": self.run}).encode()
+        return json.dumps({**self._ready().head(), "run": self.run, "lost": self._lost[to]}).encode()
 
-    def _note_presence(self, ready: Ready) -> None:
-        """A site is there. A new process, or a packet that was lost, makes it a new connection."""
-        known = self._there.get(ready.name)
-        if known is None or known[0].nonce != ready.nonce or ready.name in self._lost_packets:
-            self._lost_packets.discard(ready.name)
+    def _note_presence(self, ready: Ready, head: Head) -> None:
+        """A site is there. A new process, or a packet that was lost on the way there or here, makes it a new connection."""
+        known, lost = self._there.get(ready.name), head.get("lost")
+        losses = self._lost[ready.name], lost if isinstance(lost, int) else 0
+        if known is None or known[0].nonce != ready.nonce or self._losses.get(ready.name) != losses:
+            self._losses[ready.name] = losses
             self._connections += 1
             number = self._connections
         elif known[0] == ready:
@@ -166,11 +171,12 @@ class DirectLinks(Links):
 
     async def _greet(self, name: str) -> None:
         try:
-            answer = await self._channels[name].unary_unary(GREET)(self._greeting(), timeout=GREETING_TIMEOUT)
-            ready = Ready.parse(parse_json(answer, "an answer"))
+            answer = await self._channels[name].unary_unary(GREET)(self._greeting(name), timeout=GREETING_TIMEOUT)
+            head = parse_json(answer, "an answer")
+            ready = Ready.parse(head)
             if ready.name != name:
                 raise Malformed("it answers with another's name")
-            self._note_presence(ready)
+            self._note_presence(ready, head)
         except (aio.AioRpcError, Malformed) as e:
             if isinstance(e, aio.AioRpcError) and e.code() is grpc.StatusCode.PERMISSION_DENIED:
                 self.note(f"{name} refuses this site: {e.details()}")
@@ -178,14 +184,26 @@ class DirectLinks(Links):
                 self._thread.loop.run_in_executor(None, self.update, dict(self._there))
 
     async def _send_forever(self, name: str) -> None:
-        """Packets to one site, one after another."""
+        """Packets to one site, one after another. A packet is lost when its receiver leaves, or refuses it."""
         while True:
             packet, sealed = await self._outboxes[name].get()
-            try:
-                await self._channels[name].stream_unary(PACKET)(_frames(packet, sealed))
-            except aio.AioRpcError as e:
-                log.info("a packet to %s was lost: %s", name, printable(e.details() or e.code().name))
-                self._lost_packets.add(name)
+            before = self._there.get(name)
+            while why := await self._deliver(name, packet, sealed):
+                now = self._there.get(name)
+                if before and now and before[0].nonce == now[0].nonce and why.code() is grpc.StatusCode.UNAVAILABLE:
+                    await asyncio.sleep(RETRY_SECONDS)  # it is there: the channel still waits after an earlier attempt
+                    continue
+                log.info("a packet to %s was lost: %s", name, printable(why.details() or why.code().name))
+                self._lost[name] += 1
+                break
+
+    async def _deliver(self, name: str, packet: Packet, sealed: bytes) -> aio.AioRpcError | None:
+        """Send a packet once; the error, if it did not arrive."""
+        try:
+            await self._channels[name].stream_unary(PACKET)(_frames(packet, sealed))
+        except aio.AioRpcError as e:
+            return e
+        return None
 
     # From other threads ---------------------------------------------------------------------------------------------
 
