@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hub_here import HubHere
 from hub_place import HubPlace
 
 
@@ -21,3 +22,10 @@ def hub_place(tmp_path: Path) -> Iterator[Callable[..., HubPlace]]:
     yield make
     for place in places:
         place.end()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubHere]:
+    hub = HubHere(tmp_path, monkeypatch)
+    yield hub
+    hub.close()

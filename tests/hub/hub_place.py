@@ -71,6 +71,15 @@ class HubPlace:
     def restart_agent(self, site: str) -> None:
         self.agents[site] = self.place.kilter("site", "run", "--config", f"site-{site}.toml", name=f"agent-{site}")
 
+    def kill_and_restart(self, name: str) -> None:
+        """kill -9 the hub or the agent of a site, and start it again."""
+        if name == "hub":
+            self.hub.kill()
+            self.restart_hub()
+        else:
+            self.agents[name].kill()
+            self.restart_agent(name)
+
     def client(self, name: str = "alice") -> HubClient:
         if name not in self.clients:
             self.clients[name] = HubClient(self.address, Identity.read(self.folder / name))

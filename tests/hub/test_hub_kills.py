@@ -33,12 +33,7 @@ def kill(here: HubPlace, choice: random.Random) -> str:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         return f"process of {name}"
-    if name == "hub":
-        here.hub.kill()
-        here.restart_hub()
-    else:
-        here.agents[name].kill()
-        here.restart_agent(name)
+    here.kill_and_restart(name)
     return name
 
 

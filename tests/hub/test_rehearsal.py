@@ -26,18 +26,6 @@ STUDY = {"methods": ["fedavg", "fedprox"], "seeds": [3], "name": "rehearsal"}
 STUDY |= {"experiment": {k: v for k, v in EXPERIMENT.items() if k not in ("method", "seed")}}
 
 
-def kill_something(here: HubPlace, choice: random.Random) -> str:
-    """kill -9 the hub or an agent, and start it again."""
-    name = choice.choice(["hub", *here.sites])
-    if name == "hub":
-        here.hub.kill()
-        here.restart_hub()
-    else:
-        here.agents[name].kill()
-        here.restart_agent(name)
-    return name
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_everything_ends_as_it_should(hub_place: Callable[..., HubPlace]) -> None:
@@ -56,7 +44,8 @@ def test_everything_ends_as_it_should(hub_place: Callable[..., HubPlace]) -> Non
     killed = []
     for _ in range(3):
         time.sleep(choice.uniform(2.0, 6.0))
-        killed.append(kill_something(here, choice))
+        killed.append(choice.choice(["hub", *here.sites]))
+        here.kill_and_restart(killed[-1])
     here.until(experiment, "finished", seconds=200)
     assert same_as_simulated(here, here.run_folder(experiment)), killed
     here.until(in_turn, "finished", seconds=200)
@@ -66,8 +55,7 @@ def test_everything_ends_as_it_should(hub_place: Callable[..., HubPlace]) -> Non
     long = here.submit(tomli_w.dumps({**EXPERIMENT, "rounds": 500}), quorum=2)
     here.until(long, "running", seconds=200)
     enrol(here.folder, "a", "site", days=200)  # renewed
-    here.hub.kill()
-    here.restart_hub()
+    here.kill_and_restart("hub")
     here.agents["a"].until("the certificate of a was renewed")
     end = time.monotonic() + 120
     while here.view(long).rounds < 2 and time.monotonic() < end:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-import tomllib
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,14 +122,10 @@ def submit(
 ) -> None:
     """Queue an experiment or a study at a hub; prints the number of the job."""
     from kilter.hub.messages import SubmitRequest
+    from kilter.records.toml_file import read_toml
 
-    try:
-        text = file.read_text()
-        tomllib.loads(text)
-    except OSError as e:
-        raise Mistake(f"'{file}' cannot be read: {e.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise Mistake(f"'{file}' is not a TOML file: {e}.") from None
+    read_toml(file)
+    text = file.read_text()
     named = name or (file.parent.absolute().name if file.stem == "study" else file.stem)
     who = [word.strip() for word in sites.split(",") if word.strip()]
     request = SubmitRequest(text, named[:80], who, quorum, data, deadline, grace, preset)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tomllib
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -13,8 +13,10 @@ import tomli_w
 from kilter.errors import Malformed, Mistake, unknown
 from kilter.net.names import check_name
 from kilter.records.files import write
+from kilter.records.toml_file import read_toml
 
 TABLE_OPTIONS = ("label", "task", "event", "drop", "test_file", "text", "tokenizer", "image_size", "image_mode")
+LONGEST_KEEP = 100_000  # days
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class HubConfig:
     metrics_tls: Path | None = None  # folder with key.pem and cert.pem: serve metrics over HTTPS
     metrics_token: Path | None = None  # file with the token that a request for metrics must carry
     largest: int = 2**31  # bytes in a letter
+    keep: float = 365.0  # days to keep the files of a job after its end; 0: forever
 
     def __post_init__(self) -> None:
         if not self.sites:
@@ -44,7 +47,10 @@ class HubConfig:
                 raise Mistake(f"sites of hub.toml: {e}.") from None
         if len(set(self.sites)) < len(self.sites):
             raise Mistake("sites of hub.toml names a site twice.")
-        _at_least("parallel", self.parallel, 1)
+        _check_range("parallel", self.parallel, 1)
+        _check_range("patience", self.patience, 0)
+        _check_range("largest", self.largest, 1)
+        _check_range("keep", self.keep, 0, LONGEST_KEEP)
 
 
 @dataclass(frozen=True)
@@ -66,27 +72,28 @@ class SiteConfig:
     metrics_token: Path | None = None
 
     def __post_init__(self) -> None:
-        _at_least("parallel", self.parallel, 1)
+        _check_range("parallel", self.parallel, 1)
         for name in self.table:
             if name not in TABLE_OPTIONS:
                 raise unknown("option in [table] of site.toml", name, TABLE_OPTIONS)
 
 
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise Mistake(f"{name} must be at least {least}, not {value}.")
+def _check_range(name: str, value: float, least: float, most: float = math.inf) -> None:
+    if not (least <= value <= most and value < math.inf):  # false for NaN, too
+        words = f"from {least:g} to {most:g}" if most < math.inf else f"of at least {least:g}"
+        raise Mistake(f"{name} must be a number {words}, not {value}.")
 
 
 Config = TypeVar("Config", HubConfig, SiteConfig)
 
 
 def read_hub(path: Path) -> HubConfig:
-    return _fill(HubConfig, _read(path), path)
+    return _fill(HubConfig, read_toml(path), path)
 
 
 def read_site(path: Path) -> SiteConfig:
     """The agent's configuration. A table [policy] in it is written to the state directory, as site processes read it there."""
-    plain = _read(path)
+    plain = read_toml(path)
     inline = plain.get("policy")
     if isinstance(inline, dict):
         state = path.parent / str(plain.get("state", SiteConfig.state))
@@ -94,15 +101,6 @@ def read_site(path: Path) -> SiteConfig:
         write(state / "policy.toml", tomli_w.dumps(inline))
         plain = plain | {"policy": str((state / "policy.toml").absolute())}
     return _fill(SiteConfig, plain, path)
-
-
-def _read(path: Path) -> dict[str, object]:
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as e:
-        raise Mistake(f"'{path}' cannot be read: {e.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise Mistake(f"'{path}' is not a TOML file: {e}.") from None
 
 
 def _fill(kind: type[Config], plain: Mapping[str, object], path: Path) -> Config:

@@ -23,6 +23,7 @@ from kilter.errors import Mistake
 from kilter.hub.config import HubConfig
 from kilter.hub.job_queue import JobQueue, QueuedJob
 from kilter.hub.messages import Assignment, JobView, SiteReport, State
+from kilter.hub.old_files import delete, expired_folders
 from kilter.hub.processes import MISTAKE, REFUSED, ChildProcess, last_message
 from kilter.hub.schedule import AgentView, Decision, assignments, decide, present
 from kilter.net.names import printable
@@ -33,6 +34,7 @@ from kilter.records.lock import hold
 log = logging.getLogger("kilter.net")
 
 TICK = 1.0  # seconds between two looks at the queue, if nothing happens
+SWEEP_SECONDS = 3600.0  # between two looks for old files
 MOST_CRASHES = 3  # of the process of a job without a new round in between, before the job fails
 
 
@@ -89,6 +91,7 @@ class Hub:
         self._stopping: set[int] = set()
         self._expiry: defaultdict[str, ExpiryWatch] = defaultdict(ExpiryWatch)  # of the agents' certificates
         self._rounds: dict[int, int] = {}  # of jobs at their last crash
+        self._next_sweep = 0.0
 
     # Files ----------------------------------------------------------------------------------------------------------
 
@@ -96,10 +99,14 @@ class Hub:
         """The run folder of a job, or the study's folder."""
         if job.kind == "run":
             return self.config.state / "jobs" / str(job.parent) / "study" / "runs" / job.key
-        return self.config.state / "jobs" / str(job.id) / ("study" if job.kind == "study" else "run")
+        return self.home(job) / ("study" if job.kind == "study" else "run")
+
+    def home(self, job: QueuedJob) -> Path:
+        """The folder with everything that belongs to a job but, of a study's run, the run folder."""
+        return self.config.state / "jobs" / str(job.id)
 
     def log_file(self, job: QueuedJob) -> Path:
-        return self.config.state / "jobs" / str(job.id) / "log.txt"
+        return self.home(job) / "log.txt"
 
     def socket(self, job: int) -> str:
         return str(self._sockets / str(job))
@@ -158,6 +165,7 @@ class Hub:
         for decision in decide(jobs, lacked, views, self.config.parallel, self.config.patience):
             await self._carry_out(decision)
         self._assign()
+        self._delete_old_files()
 
     async def _carry_out(self, decision: Decision) -> None:
         job, reason = decision.job, decision.reason
@@ -184,13 +192,21 @@ class Hub:
                 agent.assigned = assignment
                 agent.assign(assignment)
 
+    def _delete_old_files(self) -> None:
+        """Every hour, delete the files of jobs that ended more than `keep` days ago."""
+        if time.monotonic() < self._next_sweep:
+            return
+        self._next_sweep = time.monotonic() + SWEEP_SECONDS
+        for folder in expired_folders(self.queue, self.config.state / "jobs", self.config.keep):
+            self._keep(asyncio.to_thread(delete, folder))
+
     # Processes ------------------------------------------------------------------------------------------------------
 
     async def _start(self, job: QueuedJob) -> None:
         """Start the process of a job; the queue says `running` first, so a crash in between is repaired by starting it again."""
         if not self.queue.move(job.id, "running"):
             return
-        home = self.config.state / "jobs" / str(job.id)
+        home = self.home(job)
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         write(home / "spec.toml", job.spec)
         words = self._study_words(job, home) if job.kind == "study" else self._run_words(job, home)

@@ -88,8 +88,13 @@ class QueuedJob:
         return self.quorum or len(self.sites)
 
 
+def timestamp(moment: datetime) -> str:
+    """A moment in UTC as text that sorts by time."""
+    return moment.astimezone(UTC).isoformat(timespec="seconds")
+
+
 def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return timestamp(datetime.now(UTC))
 
 
 class JobQueue:

@@ -47,6 +47,7 @@ from kilter.hub.messages import (
     decode_request,
     encode,
 )
+from kilter.hub.old_files import files_deleted
 from kilter.hub.relay import HELLO_SECONDS, hello_frame, relay
 from kilter.net.frames import ATTEND, CHUNK, JOB_KEY, to_frames
 from kilter.net.names import printable
@@ -317,7 +318,11 @@ class HubService:
     ) -> tuple[Any, QueuedJob]:
         try:
             request = decode(data, kind)
-            return request, self._visible(known, request.job)
+            job = self._visible(known, request.job)
+            if files_deleted(job, self.hub.home(job)):
+                days = self.hub.config.keep
+                raise Mistake(f"The files of job {job.id} are deleted: this hub keeps them for {days:g} days.")
+            return request, job
         except Mistake as e:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(e))
             raise Refused from None
