@@ -67,7 +67,7 @@ class Experiment:
         "auto", "binary", "multi-class", "multi-label", "regression", "survival", "segmentation", "text", "next-token"
     ] = option("auto", "What to learn; auto: as the data says.")
     loss: str = option("", "Loss, such as focal:2, label-smoothing:0.1, class-weights, huber:1 or discrete-time:10.")
-    metrics: str = option("", "More metrics than the task's own, separated by commas, such as auroc,brier.")
+    metrics: str = option("", "More metrics than the task's own, separated by commas, such as auroc,brier,by_class.")
     label: str = option("", "Column of the labels in your table; default: label or y.")
     event: str = option("", "Column of the event (1) or censoring (0), for the task survival.")
     client: str = option("", "Column of the clients in your table; default: client or group, if there is one.")
@@ -358,7 +358,7 @@ class Experiment:
         facts = {"shape": shape, "classes": classes, "mean": mean, "std": std, "task": task, "target": target}
         kind = choose_kind(self.task, task)
         kind.check(self.loss, self.metrics)
-        known = TargetFacts(classes, *target, class_weights(class_counts))
+        known = TargetFacts(classes, *target, class_weights(class_counts), names)
 
         def net() -> torch.nn.Module:
             fresh = build_model(self.model, shape, kind.outputs(known, self.loss), Input.parse(inputs))

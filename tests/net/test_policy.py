@@ -20,6 +20,7 @@ from kilter.net.data_description import DataDescription
 from kilter.net.limits import StepTimeout, StepTimer
 from kilter.net.policy import Bounds, PolicyViolation, SitePolicy, narrowed
 from kilter.net.terms import Terms
+from kilter.runtimes.step_names import StepName
 
 PAPERS = ("feddisk", "slfed", "fedpdc", "fedsbme", "fedep")
 BASELINES = ("fedavg", "fedprox", "scaffold", "fedbn", "fedrep", "moon", "solo")
@@ -144,6 +145,14 @@ def test_evaluation_results_leave_only_with_enough_rows_and_if_allowed(tmp_path:
     _, report = ask(site, order(":evaluate", 1, 3), message)
     assert report["local"] is not None
     assert report["test"] is None
+
+
+def test_metrics_of_single_classes_leave_only_if_the_policy_names_them() -> None:
+    report = {"n_test": 90, "n_valid": 0, "test": {"accuracy": 0.5, "recall:cat": 0.25}, "valid": None}
+    step = StepName.parse(":evaluate")
+    assert AUTOMATIC.filter_report(step, report)["test"] == {"accuracy": 0.5, "recall:cat": None}
+    named = replace(AUTOMATIC, evaluation=AUTOMATIC.evaluation | {"by_class"})
+    assert named.filter_report(step, report) == report
 
 
 def test_sealing_can_be_required(tmp_path: Path) -> None:

@@ -272,6 +272,19 @@ def test_other_results_and_classes_have_tables_of_their_own(tmp_path: Path) -> N
     assert "each class" not in markdown(gather(quiet, folder, quiet.jobs()))
 
 
+def test_each_class_at_each_client_has_a_table(tmp_path: Path) -> None:
+    study = Study.of({"methods": ["fedavg"], "seeds": 2, "experiment": {"data": "digits", "metrics": "by_class"}})
+    folder = Folder(tmp_path)
+    for job, at in zip(study.jobs(), (0.5, 0.7), strict=True):
+        write_run(folder, job, [at], 1)
+        of_cat: Metrics = {f"{k}:cat": at for k in ("precision", "recall", "specificity", "f1")}
+        reports = {"a": ClientReport(9, 1, test={"accuracy": at, **of_cat, "recall:dog": None})}
+        (folder.run(job) / "clients.json").write_text(to_json(Clients(ClientsAt(1, reports))))
+    text = markdown(gather(study, folder, study.jobs()))
+    assert "| fedavg: a, cat | 60.0 ± 14.1 | 60.0 ± 14.1 | 60.0 ± 14.1 | 60.0 ± 14.1 |" in text
+    assert "dog" not in text  # this client has no rows of the class
+
+
 def test_the_local_measure_has_its_own_tables_and_curves(tmp_path: Path) -> None:
     study = Study.of({"methods": ["fedavg", "solo"], "measure": "local", "seeds": 3})
     with Folder(tmp_path) as folder:

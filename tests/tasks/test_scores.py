@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
+from kilter.errors import Mistake
 from kilter.metrics import direction
 from kilter.tasks import scores
 from kilter.tasks.kinds import KINDS, prediction, probabilities
+from kilter.tasks.losses import TargetFacts
 
 RNG = torch.Generator().manual_seed(1)
 TIED = torch.randint(0, 5, (200,), generator=RNG).float()  # scores with many ties
@@ -33,6 +35,24 @@ def test_areas_of_classes() -> None:
     assert scores.auprc(outputs, y) == pytest.approx(
         sk.average_precision_score(np.eye(3)[y.numpy()], p, average="macro"), abs=1e-9
     )
+
+
+def test_metrics_of_each_class_equal_those_of_scikit_learn() -> None:
+    outputs, y = torch.randn(150, 3, generator=RNG), torch.randint(0, 2, (150,), generator=RNG)
+    measured = {name: f(outputs, y) for name, f in scores.of_classes(("cat", "dog", "emu")).items()}
+    p, r, f, _ = sk.precision_recall_fscore_support(y, outputs.argmax(1), labels=[0, 1, 2], zero_division=0)
+    for c, name in enumerate(("cat", "dog")):
+        ours = [measured[f"{metric}:{name}"] for metric in ("precision", "recall", "f1")]
+        assert ours == pytest.approx([p[c], r[c], f[c]])
+    assert all(value is None for name, value in measured.items() if name.endswith(":emu"))  # no rows of this class
+
+
+def test_by_class_is_for_classifiers_only() -> None:
+    KINDS["multi-class"].check("", "by_class")
+    target = TargetFacts(classes=2)
+    assert "recall:1" in KINDS["multi-class"].extra("by_class", target)
+    with pytest.raises(Mistake, match="by_class"):
+        KINDS["regression"].check("", "by_class")
 
 
 def test_an_area_without_two_classes_is_not_defined() -> None:

@@ -30,6 +30,7 @@ from kilter.plugins import is_file_spec
 from kilter.records.toml_file import read_toml
 from kilter.runtimes.step_names import StepKind, StepName
 from kilter.runtimes.step_runner import resolve
+from kilter.tasks.kinds import BY_CLASS
 
 SAFE_KINDS = frozenset(
     {"model", "density", "sums", "counts", "label_counts", "means", "pictures", "opinions", "shares", "statistics"}
@@ -246,6 +247,8 @@ class SitePolicy:
             few = part in METRICS and part != "own_bench" and behind < self.evaluation_rows
             if part in kept and (part not in self.evaluation or few):
                 kept[part] = None
+            elif isinstance(kept.get(part), dict) and BY_CLASS not in self.evaluation:
+                kept[part] = {name: None if ":" in name else value for name, value in kept[part].items()}
         return kept
 
 
@@ -262,7 +265,9 @@ def _read_field(key: str, value: object, default: object) -> object:
     if isinstance(default, frozenset):
         if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
             raise Mistake(f"{key} of the policy is a list of names.")
-        known = {"sends": tuple(DISCLOSURES), "models": tuple(MODELS), "evaluation": (*METRICS, *SHARES)}.get(key)
+        known = {"sends": tuple(DISCLOSURES), "models": tuple(MODELS), "evaluation": (*METRICS, *SHARES, BY_CLASS)}.get(
+            key
+        )
         for name in value:
             if known and name not in known:
                 raise unknown(f"entry of {key}", name, known)

@@ -45,7 +45,7 @@ def metric(name: str, value: float | None) -> str:
     >>> metric("accuracy", 0.5), metric("mae", 12.3456), metric("c_index", None)
     ('50.0 %', '12.35', '-')
     """
-    return percent(value) if name in SHARES else "-" if value is None else f"{value:.4g}"
+    return percent(value) if name.partition(":")[0] in SHARES else "-" if value is None else f"{value:.4g}"
 
 
 def duration(seconds: float | None) -> str:

@@ -55,6 +55,7 @@ class Run:
     versions: dict[str, str]
     variants: dict[str, dict[str, float]] = field(default_factory=dict)  # the method's other results: metrics by name
     classes: dict[str, list[float]] = field(default_factory=dict)  # the global model's metrics of each class
+    by_client: dict[str, dict[str, float]] = field(default_factory=dict)  # --metrics by_class: of each client's model
     series: dict[str, dict[int, float]] = field(default_factory=dict)  # what the method records: mean over nodes
     setup_series: list[str] = field(default_factory=list)  # those of them that were recorded during the set-up
     notices: list[Notice] = field(default_factory=list)  # what did not happen as intended
@@ -220,6 +221,11 @@ def read_run(job: Job, folder: Path) -> Run:
             for name, variant in summary.last.variants.items()
         },
         classes=(scores.per_class if scores else None) or {},
+        by_client={
+            name: {k: v for k, v in (report.own_test or report.test or {}).items() if ":" in k and v is not None}
+            for name, report in clients.last.clients.items()
+            if any(":" in k for k in report.own_test or report.test or {})
+        },
         series=series,
         setup_series=setup_series,
         notices=summary.notices,

@@ -16,7 +16,7 @@ from kilter.records.display import accuracy, size
 from kilter.study.results import SKEWED, CellResult, Line, Results
 from kilter.study.schema import MEASURES
 from kilter.study.statistics import CONFIDENCE, FEWEST, LEVEL, RESAMPLES, Difference
-from kilter.study.table_details import by_class, variants
+from kilter.study.table_details import by_class, by_client, variants
 
 NAMES = {
     "global": "Global accuracy",
@@ -103,10 +103,11 @@ def sheets(results: Results) -> list[Sheet]:
 
 
 def detail(results: Results, cell: CellResult) -> list[Sheet]:
-    """The methods' other results and, if the study asks for it, the metrics of each class."""
+    """The methods' other results, and the metrics of each class if the study asks for them."""
     more = {"other results on the common test set": variants(cell)}
     if results.study.by_class:
         more["each class against the rest"] = by_class(results, cell)
+    more["each class at each client"] = by_client(results, cell)
     return [Sheet(f"{cell.cell.name}: {title}, in %", *content) for title, content in more.items() if content]
 
 

@@ -15,6 +15,7 @@ from kilter.tasks import losses, scores
 from kilter.tasks.losses import LossRule, RowLoss, TargetFacts
 
 CLASSIFIER_METRICS: Mapping[str, Metric] = {"auroc": scores.auroc, "auprc": scores.auprc, "brier": scores.brier}
+BY_CLASS = "by_class"  # in --metrics of a classifier: precision, recall, specificity and F1 of each class
 
 
 class TaskArguments(TypedDict):
@@ -57,7 +58,7 @@ class TaskKind:
         return {
             "loss": self.loss(loss, target),
             "metrics": self.metrics,
-            "more": self.extra(metrics),
+            "more": self.extra(metrics, target),
             "main": self.main,
             "units": (target.mean, target.std) if self.in_units else None,
             "kind": self.name,
@@ -68,15 +69,22 @@ class TaskKind:
         losses.parse(loss, self.losses)
         self.extra(metrics)
 
-    def extra(self, names: str) -> dict[str, Metric]:
-        """The metrics that --metrics adds to the default ones."""
+    def extra(self, names: str, target: TargetFacts | None = None) -> dict[str, Metric]:
+        """The metrics that --metrics adds to the default ones; those of each class only if the target is known."""
         wanted = [*self.always, *(name.strip() for name in names.split(",") if name.strip())]
         for name in wanted:
-            if name not in self.more and name not in (self.metrics or {}):
+            if (
+                name not in self.more
+                and name not in (self.metrics or {})
+                and not (name == BY_CLASS and self.classifies)
+            ):
                 if not self.more:
                     raise Mistake(f"The task {self.name} has no further metrics: leave out --metrics.")
-                raise unknown(f"metric of the task {self.name}", name, self.more)
-        return {name: self.more[name] for name in wanted if name in self.more}
+                raise unknown(f"metric of the task {self.name}", name, [*self.more, *[BY_CLASS] * self.classifies])
+        chosen = {name: self.more[name] for name in wanted if name in self.more}
+        if BY_CLASS in wanted and target is not None:
+            chosen |= scores.of_classes(target.names or tuple(map(str, range(target.classes))))
+        return chosen
 
 
 def _survival_outputs(_: TargetFacts, loss: str) -> int:

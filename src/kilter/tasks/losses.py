@@ -32,6 +32,7 @@ class TargetFacts:
     mean: float = 0.0  # of a number; of the time in survival
     std: float = 1.0
     class_weights: tuple[float, ...] = ()
+    names: tuple[str, ...] = ()  # of the classes
 
 
 Maker = Callable[[TargetFacts, float], RowLoss]
