@@ -46,9 +46,9 @@ from kilter.tasks import Task
 from kilter.tasks.augment import check_augmentation
 from kilter.tasks.kinds import CLASSIFICATION, choose_kind, kind_of
 from kilter.tasks.losses import TargetFacts, class_weights
+from kilter.tasks.training_loop import TrainingLoop
 from kilter.topology import topology
 from kilter.train import Plan, TorchOptimiser, plan_class
-from kilter.training_loop import TrainingLoop
 
 CLIENTS, PUBLIC, DIVIDED = 10, 5, "dirichlet:0.5"  # where neither the data nor the user says
 FILES = ("data", "weights", "public_file", "test_file", "schema", "tokenizer")  # fields that name a file

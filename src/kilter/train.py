@@ -66,7 +66,7 @@ class Plan(ABC):
         return self.accumulate > 1
 
     def run(self, fit: Fit) -> Fitted | None:
-        """Perform a whole fit, for plans that are no optimisers (`kilter.training_loop`); None: step by step."""
+        """Perform a whole fit, for plans that are no optimisers (`kilter.tasks.training_loop`); None: step by step."""
         return None
 
     def factor(self, k: int) -> float:

@@ -60,3 +60,11 @@ def test_a_run_with_one_worker_needs_neither_fcntl_nor_fork(tmp_path):
         )
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs/fedavg-digits-0/summary.json").exists()
+
+
+def test_the_package_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "kilter", "version"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    done = subprocess.run([sys.executable, "-m", "kilter", "resume", "nothing-here"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr

@@ -11,8 +11,8 @@ from kilter.experiment import Experiment
 from kilter.fast.fits import run
 from kilter.net.policy import PolicyViolation, SitePolicy
 from kilter.records.run_folder import Store
+from kilter.tasks.training_loop import TrainingLoop
 from kilter.train import SGD, run_one
-from kilter.training_loop import TrainingLoop
 from small import mlp_task, same
 from test_optimisers import ROWS, request
 
