@@ -24,6 +24,24 @@ PACKAGE = Path(__file__).parent
 AnyField: TypeAlias = "Field[Any]"
 T = TypeVar("T")
 Bound = float | str | None  # a number, or the name of another field
+# The settings of an experiment that say how to read a user's data. `run`, `inspect`, `join`, `peer` and site.toml take the same.
+TABLE_SETTINGS = (
+    "label",
+    "task",
+    "event",
+    "client",
+    "drop",
+    "test_file",
+    "test_size",
+    "text",
+    "tokenizer",
+    "series",
+    "prepare",
+    "image_size",
+    "image_mode",
+    "schema",
+)
+TABLE_FILES = ("test_file", "tokenizer", "schema")  # those that name a file
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from kilter.data import Column, Preparation, Schema, TableOptions, load, split
 from kilter.data.channel_moments import moments
 from kilter.data.columns import Parsed
 from kilter.data.explain import explain
-from kilter.data.own_table import parse_prepare
 from kilter.data.preparation import (
     ImagePreparation,
     check_statistics,
@@ -26,6 +25,7 @@ from kilter.data.preparation import (
     parse_preparation,
     read_schema,
 )
+from kilter.data.prepare_settings import parse_prepare
 from kilter.data.schema import with_series
 from kilter.data.statistics import ACCURACY, ColumnStatistics, pool, quantile, sketch_of, summarise, words_of
 from kilter.errors import Mistake

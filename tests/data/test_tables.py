@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from kilter.data import Schema, TableOptions, load
 from kilter.data.holdout import hold_out_share
-from kilter.data.schema import Column, merge
+from kilter.data.schema import Column, conflict, merge, with_series
 from kilter.errors import Mistake
 
 
@@ -208,6 +208,37 @@ def test_a_column_that_is_empty_at_one_site_fits_any_kind():
     empty, words = Column("c", "empty"), Column("c", "category")
     merged = merge([Schema((empty,), "y", ("10",)), Schema((words,), "y", ("9",))])
     assert merged == Schema((words,), "y", ("9", "10"))
+
+
+def test_columns_are_prepared_as_any_site_says_unless_two_contradict_each_other():
+    def schema(*settings):
+        return Schema((Column("a", "number"), Column("b", "number", **dict(settings))), "y", ("0",))
+
+    merged = merge([schema(), schema(("clip", 0.1)), schema(("fill", "median"))])
+    assert merged.columns[1] == Column("b", "number", fill="median", clip=0.1)
+    assert conflict(schema(), schema(("clip", 0.1))) == ""
+    with pytest.raises(Mistake, match=r"column 'b' has clip 0.2 instead of 0.1 \(--prepare\)"):
+        merge([schema(("clip", 0.1)), schema(("clip", 0.2))])
+
+
+def test_time_series_of_one_site_are_those_of_all():
+    columns = tuple(Column(name, "number") for name in ("hr_2", "age", "hr_1", "bp_1", "bp_2"))
+    plain = Schema(columns, "y", ("0",))
+    beats = with_series(plain, ["hr_*"])
+    assert merge([plain, beats]) == merge([beats, plain]) == beats
+    with pytest.raises(Mistake, match="the time series are in other columns"):
+        merge([beats, with_series(plain, ["bp_*"])])
+    assert [c.name for c in with_series(beats, ["bp_*"]).columns if c.series] == ["bp_1", "bp_2"]
+
+
+def test_prepare_cannot_contradict_a_schema(tmp_path):
+    path = table(tmp_path / "t.csv", "a,b,label\n" + "".join(f"{i},{i},{i % 2}\n" for i in range(40)))
+    schema = load(path, table=TableOptions(prepare="clip=0.1")).schema
+    assert load(path, schema=schema).schema == load(path, schema=schema, table=TableOptions(prepare="clip=0.1")).schema
+    with pytest.raises(Mistake, match=r"column 'a' has clip=0\.1 there, and --prepare wants 0\.2"):
+        load(path, schema=schema, table=TableOptions(prepare="clip=0.2"))
+    with pytest.raises(Mistake, match="column 'a' has series=none there, and --series wants a"):
+        load(path, schema=schema, table=TableOptions(series=("a", "b")))
 
 
 def test_files_with_different_types_of_one_column_are_joined(tmp_path):

@@ -60,6 +60,19 @@ def test_a_wrong_setting_is_one_sentence(tmp_path: Path, text: str, message: str
         read_hub(write(tmp_path, text))
 
 
+def test_the_table_of_a_site_takes_the_options_of_join(tmp_path: Path) -> None:
+    (tmp_path / "tokens.json").touch()
+    (tmp_path / "outcome").touch()  # a label that is called like a file stays a label
+    lines = '[table]\nlabel = "outcome"\nseries = "hr_*"\ntest_size = 0.3\ntokenizer = "tokens.json"\n'
+    table = read_site(write(tmp_path, SITE + lines)).table
+    assert table == {
+        "label": "outcome",
+        "series": "hr_*",
+        "test_size": "0.3",
+        "tokenizer": str(tmp_path / "tokens.json"),
+    }
+
+
 def test_an_unknown_option_of_the_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match="did you mean 'label'"):
         read_site(write(tmp_path, SITE + '[table]\nlabl = "y"\n'))

@@ -197,6 +197,25 @@ def test_a_run_with_tables_leaves_out_the_site_that_does_not_fit(place: Callable
     assert age.std == pytest.approx(np.std([*range(40), *range(100, 140)]), rel=0.1)
 
 
+def test_time_series_named_by_the_experiment_or_by_a_site_are_those_of_all_sites(place: Callable[..., Place]) -> None:
+    here = place(method="fedavg", rounds=1, sites=("a", "b"), model="auto", prepare="clip=0.01")
+    for name in here.sites:
+        lines = [f"{i % 7},{i},{'xy'[i % 2]},{i % 5}" for i in range(60)]
+        (here.folder / f"{name}.csv").write_text("hr_1,age,sick,hr_0\n" + "\n".join(lines) + "\n")
+    server = here.serve("--data", "none")
+    here.join("a", "--data", "a.csv", "--label", "sick", "--test-size", "0.5")
+    here.join("b", "--data", "b.csv", "--label", "sick", "--series", "hr_*", "--drop", "ward")
+    server.wait()
+    preparation = Preparation.load(here.folder / "run")
+    assert [(c.name, c.series, c.clip) for c in preparation.schema.columns] == [
+        ("hr_0", "hr", 0.01),
+        ("hr_1", "hr", 0.01),
+        ("age", "", 0.01),
+    ]
+    assert preparation.shape == (2, 2, 1)
+    assert preparation.columns[0].count == 2 * (24 + 38)  # training rows of a series: both columns of both sites
+
+
 def test_a_site_reports_skipped_images_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
 

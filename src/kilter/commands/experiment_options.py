@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -48,10 +48,13 @@ def run_settings() -> dict[str, Setting]:
     return {name: setting for name, setting in settings.items() if name not in ("settings", "local", "name")}
 
 
-def experiment_options(command: Command, leave_out: tuple[str, ...] = ()) -> Command:
-    """Give a command one option for every setting of a run, with its type, default and help text."""
+def experiment_options(
+    command: Command, only: Collection[str] | None = None, leave_out: Collection[str] = ()
+) -> Command:
+    """Give a command one option for every setting of a run, or `only` for these, with its type, default and help text."""
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    parameters = [*own, *(_parameter(s) for name, s in run_settings().items() if name not in leave_out)]
+    wanted = [s for name, s in run_settings().items() if (only is None or name in only) and name not in leave_out]
+    parameters = [*own, *map(_parameter, wanted)]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
@@ -82,7 +85,7 @@ def assemble(file: Path | None, pairs: list[str] | None, options: Mapping[str, A
     from kilter.train import plan_class
 
     values: dict[str, Any] = dict(read_toml(file)) if file else {}
-    typed = {name: value for name, value in options.items() if value is not None}
+    typed = typed_options(options)
     plan = plan_class(typed.get("optimiser", values.get("optimiser", "sgd")))
     planned = {f.name for f in fields(plan)}
     names = {f.name for f in fields(Experiment)}
@@ -92,6 +95,11 @@ def assemble(file: Path | None, pairs: list[str] | None, options: Mapping[str, A
     values["local"] = _merged(values, "local", {k: v for k, v in typed.items() if k in planned})
     values["settings"] = _merged(values, "settings", dict(name_and_value(text) for text in pairs or []))
     return Experiment.of({**values, **{k: v for k, v in typed.items() if k in names}})
+
+
+def typed_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were typed."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _merged(values: Mapping[str, Any], name: str, typed: Mapping[str, Any]) -> dict[str, Any]:

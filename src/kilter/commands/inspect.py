@@ -7,27 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from kilter.commands.experiment_options import assemble, experiment_options, run_settings, stdout
-
-OF_DATA = (
-    "label",
-    "client",
-    "drop",
-    "test_file",
-    "test_size",
-    "text",
-    "series",
-    "tokenizer",
-    "prepare",
-    "image_size",
-    "image_mode",
-    "schema",
-)
+from kilter.commands.experiment_options import assemble, experiment_options, stdout
+from kilter.options import TABLE_SETTINGS
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command()(experiment_options(inspect, tuple(name for name in run_settings() if name not in OF_DATA)))
+    app.command()(experiment_options(inspect, TABLE_SETTINGS))
 
 
 def inspect(

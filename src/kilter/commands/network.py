@@ -6,21 +6,22 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kilter.commands.experiment_options import Command, experiment_options, typed_options
 from kilter.commands.experiment_options import stdout as out
 from kilter.commands.network_log import LogFile, LogJson, prepare
 from kilter.errors import Mistake, unknown
 from kilter.net import LARGEST
+from kilter.options import TABLE_SETTINGS
 
 if TYPE_CHECKING:
     from kilter.core import Rows
-    from kilter.data import Preparation, Schema, TableOptions
+    from kilter.data import Preparation, Schema
     from kilter.experiment import Experiment
     from kilter.net.metrics import MetricsPort
     from kilter.net.peer_run import PeerRun
@@ -144,15 +145,6 @@ def join(
     approve: Annotated[list[str] | None, typer.Option(help="A digest of terms to approve.")] = None,
     allow_methods: Annotated[str, typer.Option(help="Only these methods of the policy.")] = "",
     allow_steps: Annotated[str, typer.Option(help="Only these steps.")] = "",
-    label: Annotated[str, typer.Option(help="Column of the labels in my table; default: label or y.")] = "",
-    task: Annotated[str, typer.Option(help="What my label is, if it is not a class: regression, survival, ...")] = "",
-    event: Annotated[str, typer.Option(help="Column of the event in my table, for the task survival.")] = "",
-    drop: Annotated[str, typer.Option(help="Columns of my table to leave out, separated by commas.")] = "",
-    test_file: Annotated[str, typer.Option(help="A table with my test rows.", show_default=False)] = "",
-    text: Annotated[str, typer.Option(help="Columns of free text in my table, separated by commas.")] = "",
-    tokenizer: Annotated[str, typer.Option(help="A tokenizer file for these texts.", show_default=False)] = "",
-    image_size: Annotated[str, typer.Option(help="Resize my images: 64, or 64x48.", show_default=False)] = "",
-    image_mode: Annotated[str, typer.Option(help="Read my images as grey or rgb.", show_default=False)] = "",
     trust: Annotated[list[str] | None, typer.Option(help="A file of my own, file.py:Name, that may run.")] = None,
     weights: Annotated[str, typer.Option(help="This site's copy of the pre-trained weights.", show_default=False)] = "",
     public: PublicRows = "",
@@ -170,9 +162,11 @@ def join(
     log_file: LogFile = None,
     log_json: LogJson = False,
     quiet: Quiet = False,
+    **table: object,
 ) -> None:
     """Take part as a site: dial out to a server, train here, send what the steps return."""
     from kilter import data as kdata
+    from kilter.experiment import Experiment
     from kilter.net import tls
     from kilter.net.site import Site
     from kilter.runtimes.devices import parse
@@ -181,11 +175,10 @@ def join(
     identity = tls.identity(tls_, insecure, server)
     allowed = site_policy(policy, allow_methods, allow_steps, trust, weights)
     me, ask = _site_name(identity, name), ask_at_terminal if sys.stdin.isatty() else None
-    options = {"label": label, "drop": drop, "test_file": test_file, "text": text, "tokenizer": tokenizer}
-    options |= {"image_size": image_size, "image_mode": image_mode, "task": task, "event": event}
-    table, (where, *_) = _table_options(options), parse(device)
-    dataset = kdata.load(data, table=table, prepare=False)
-    site = Site(me, dataset, state_dir, allowed, data, identity, largest, ask, server_name, table, where, job=job)
+    reading, (where, *_) = Experiment.of(typed_options(table)), parse(device)
+    options = reading.table_options()
+    dataset = kdata.load(data, schema=_columns(reading.schema), table=options, prepare=False)
+    site = Site(me, dataset, state_dir, allowed, data, identity, largest, ask, server_name, options, where, job=job)
     if approvals is not None:
         site.share_approvals(approvals)
     site.public = _public(public, dataset.classes)
@@ -212,32 +205,12 @@ def _take_part(site: Site, server: str, give_up: float, dry_run: bool) -> None:
         asyncio.run(attend(site, server, give_up))
 
 
-def _table_options(options: Mapping[str, str]) -> TableOptions:
-    """How to read this site's data; lists are separated by commas."""
-    from kilter.data import TableOptions
-    from kilter.net import tls
+def _columns(path: str) -> Schema | None:
+    """The columns that --schema names. How they are prepared, all sites of a run decide together."""
+    from kilter.data.preparation import Preparation, read_schema
 
-    lists = {name: tuple(tls.words(options[name])) for name in ("drop", "text")}
-    names = ("label", "test_file", "tokenizer", "image_size", "image_mode")
-    label, test_file, tokenizer, image_size, image_mode = (options[name] for name in names)
-    return TableOptions(
-        label,
-        drop=lists["drop"],
-        test_file=test_file,
-        text=lists["text"],
-        tokenizer=tokenizer,
-        image_size=image_size,
-        image_mode=image_mode,
-        task=_known_task(options["task"]),
-        event=options["event"],
-    )
-
-
-def _known_task(task: str) -> str:
-    """What a table's label is, as the data layer names it."""
-    from kilter.tasks.kinds import CLASSIFICATION, kind_of
-
-    return "" if not task or (kind_of(task).name in CLASSIFICATION and task != "text") else task
+    schema = read_schema(path) if path else None
+    return schema.schema if isinstance(schema, Preparation) else schema
 
 
 def _site_name(identity: Identity | None, name: str) -> str:
@@ -273,8 +246,11 @@ def peer(
     log_file: LogFile = None,
     log_json: LogJson = False,
     quiet: Quiet = False,
+    **table: object,
 ) -> None:
     """Take part as a peer, without a server: every site aggregates with its neighbours, or the sites aggregate in turn."""
+    from kilter.data.preparation import read_schema
+    from kilter.experiment import Experiment
     from kilter.net import tls
     from kilter.net.peer_run import PeerRun
     from kilter.runtimes.interrupts import stoppable
@@ -282,12 +258,14 @@ def peer(
     prepare(quiet, log_file, log_json)
     port = _metrics_port(metrics, metrics_tls, metrics_token)
     experiment, addresses, classes, schema = _read_peers(peers, me)
+    reading = Experiment.of({**asdict(experiment), **typed_options(table)})
+    schema = read_schema(reading.schema) if reading.schema else schema
     listen = listen or addresses[me]
     identity = tls.identity(tls_, insecure, listen)
     if identity and identity.name != me:
         raise Mistake(f"--me is '{me}', and the certificate's name is '{identity.name}'.")
     allowed = site_policy(policy, "", "", None, experiment.weights)
-    run = PeerRun(experiment, me, addresses, data, classes, folder, allowed, schema)
+    run = PeerRun(experiment, me, addresses, data, classes, folder, allowed, schema, reading.table_options())
     rows = _public(public, run.description.classes)
     if run.rotates:
         _take_turns(run, listen, identity, largest, rows, (quorum, deadline, grace), device, port)
@@ -384,6 +362,7 @@ def register(app: typer.Typer) -> None:
     from kilter.commands import certs, site
 
     certs.register(app)
-    commands: list[Callable[..., None]] = [serve, join, peer, status, site.approve, site.audit]
+    readers = [experiment_options(command, TABLE_SETTINGS) for command in (join, peer)]
+    commands: list[Command] = [serve, *readers, status, site.approve, site.audit]
     for command in commands:
         app.command()(command)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from kilter.commands.experiment_options import stdout
+from kilter.commands.experiment_options import Command, experiment_options, stdout, typed_options
 from kilter.errors import Mistake, unknown
 
 if TYPE_CHECKING:
@@ -22,12 +22,15 @@ Folder = Annotated[Path, typer.Argument(help="A run folder, or the folder of a s
 Which = Annotated[str, typer.Option(help="best (on validation) or last; default: best.", show_default=False)]
 Client = Annotated[str, typer.Option(help="Use the own model of this client.", show_default=False)]
 Weights = Annotated[str, typer.Option(help="My copy of the pre-trained weights of the run.", show_default=False)]
+# How to read the data of a new site. Everything else about them is the model's.
+NEW_SITE = ("label", "event", "drop", "test_file", "test_size", "tokenizer")
 Tokenizer = Annotated[str, typer.Option(help="The tokenizer file of the run.", show_default=False)]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (predict, evaluate, export):
+    commands: list[Command] = [predict, experiment_options(evaluate, NEW_SITE), export]
+    for command in commands:
         app.command()(command)
 
 
@@ -64,13 +67,12 @@ def evaluate(
     lr: Annotated[float, typer.Option(help="Learning rate of these steps; 0: that of the run.")] = 0.0,
     which: Which = "",
     client: Client = "",
-    label: Annotated[str, typer.Option(help="Column of the labels; default: as in the run.")] = "",
-    event: Annotated[str, typer.Option(help="Column of the event, for the task survival.")] = "",
     weights: Weights = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    **reading: object,
 ) -> None:
     """Evaluate a saved model on a new site's data, as it is and after a few steps of fine-tuning."""
-    from kilter.data import TableOptions
+    from kilter.experiment import Experiment
     from kilter.inference.evaluate import evaluate_at_new_site, new_site_data
     from kilter.inference.model_folder import load_model
     from kilter.records.display import metric
@@ -78,7 +80,7 @@ def evaluate(
     if steps < 0 or lr < 0:
         raise Mistake("--steps and --lr must be at least 0.")
     model = load_model(folder, which, client, weights)
-    dataset = new_site_data(model, data, TableOptions(label, event=event))
+    dataset = new_site_data(model, data, Experiment.of(typed_options(reading)).table_options())
     result = evaluate_at_new_site(model, dataset, steps, lr)
     if as_json:
         typer.echo(json.dumps({**vars(result), "model": model.which, "steps": steps}, indent=2))

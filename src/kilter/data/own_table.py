@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kilter.data.columns import Parsed, as_numbers, fit_kinds, infer, parse_column
 from kilter.data.holdout import Index, hold_out, hold_out_share
 from kilter.data.images import ImageFile, from_rows, is_image
+from kilter.data.prepare_settings import is_decimal, parse_prepare, prepared_differently
 from kilter.data.schema import Column, Schema, class_order, quoted, with_series
 from kilter.data.statistics import TOKEN
 from kilter.data.tables import Table, TableOptions, read_table, table_files
@@ -138,7 +139,7 @@ def _finish(table: Table, whole: Table, options: TableOptions, schema: Schema | 
     own = replace(own, columns=texts, task=divided.task, targets=divided.columns)
     own = with_series(own, options.series) if options.series else own
     if schema is not None:
-        reason = schema.mismatch(own)
+        reason = schema.mismatch(own) or prepared_differently(schema, options.prepare, options.series)
         if reason:
             raise Mistake(f"'{table.name}' does not fit the schema: {reason}.")
     source = f"column '{divided.client}'" if divided.client else "files" if groups is not None else ""
@@ -165,49 +166,6 @@ def parse_features(
             raw[name] = tokenise(raw[name], options.tokenizer, name in numbered)
         _refuse_free_text(table, name, raw[name])
     return fit_kinds(raw, schema) if schema else raw
-
-
-def parse_prepare(text: str) -> Column:
-    """The options of --prepare, NAME=VALUE separated by commas, as a column with these settings.
-
-    >>> parse_prepare("fill=median,clip=0.01").fill
-    'median'
-    """
-    fields: dict[str, object] = {"name": "all", "kind": "number"}
-    for pair in filter(None, (part.strip() for part in text.split(","))):
-        name, _, value = pair.partition("=")
-        if name in ("scale", "parts", "ids") and value in ("yes", "no"):
-            fields[name] = value == "yes"
-        elif name == "clip" and _is_decimal(value):
-            fields[name] = float(value)
-        elif name in ("least", "width", "vocabulary", "sequence", "embed") and value.isdigit():
-            fields[name] = int(value)
-        elif name == "fill":
-            fields[name] = value
-        else:
-            raise Mistake(
-                f"--prepare does not know '{pair}': use fill=mean, fill=median, fill=most-frequent, clip=0.01, scale=no, "
-                "parts=yes (dates), embed=8, least=5 (categories), width=1024, vocabulary=1000, sequence=64 or ids=yes (texts), "
-                "separated by commas."
-            )
-    try:
-        return Column.parse(fields)
-    except ValueError as error:
-        raise Mistake(f"--prepare: {str(error).replace(chr(39) + 'all' + chr(39) + ' ', '')}.") from None
-
-
-def with_settings(schema: Schema, prepare: str) -> Schema:
-    """The same columns, prepared as --prepare says."""
-    settings = {k: v for k, v in parse_prepare(prepare).plain().items() if k not in ("name", "kind")}
-    return replace(schema, columns=tuple(Column.parse({**column.plain(), **settings}) for column in schema.columns))
-
-
-def _is_decimal(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 # Which columns are the label and the client ---------------------------------------------------------------------------
@@ -311,7 +269,7 @@ def _labels(table: Table, target: str, classes: tuple[str, ...] | None, first: i
             f"Column '{target}' of '{table.name}' has {len(names)} different labels, too many for classes: "
             "name another column with --label."
         )
-    if classes is None and any("." in name and _is_decimal(name) for name in names):
+    if classes is None and any("." in name and is_decimal(name) for name in names):
         raise Mistake(
             f"Column '{target}' of '{table.name}' holds labels that are not whole numbers, such as "
             f"'{next(n for n in names if '.' in n)}': a label is the name or number of a class."
@@ -347,7 +305,7 @@ def _clients(table: Table, column: str, files: tuple[Path, ...]) -> tuple[Index 
 def _refuse_free_text(table: Table, name: str, parsed: Parsed) -> None:
     if parsed.kind != "category" or len(parsed.words) <= MOST_CATEGORIES:
         return
-    numeric = np.array([_is_decimal(word.replace(",", ".")) for word in parsed.words])
+    numeric = np.array([is_decimal(word.replace(",", ".")) for word in parsed.words])
     is_word = np.append(~numeric, False)[parsed.cells]  # -1, a gap, is the last place
     others = np.flatnonzero(is_word)
     if 0 < len(others) < int((parsed.cells >= 0).sum()) - len(others):

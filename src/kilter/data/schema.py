@@ -74,6 +74,9 @@ class Column:
         return Column(name, kind, **options)
 
 
+SETTINGS = {f.name: f.default for f in fields(Column) if f.name not in ("name", "kind", "tokenizer")}
+
+
 def _fits(key: str, value: object) -> bool:
     if key == "fill":
         return value in FILLS
@@ -253,11 +256,32 @@ def class_order(labels: Sequence[str]) -> tuple[str, ...]:
         return tuple(distinct)
 
 
+def conflict(one: Schema, other: Schema) -> str:
+    """How two schemas want the same columns to be prepared differently; empty if they do not. A default wants nothing."""
+    theirs = {column.name: column for column in other.columns}
+    for column in one.columns:
+        for name, default in SETTINGS.items():
+            values = [getattr(c, name) for c in (column, theirs.get(column.name, column))]
+            if len({default, *values}) == 3:
+                option = "--series" if name == "series" else "--prepare"
+                return f"column '{column.name}' has {name} {values[1]} instead of {values[0]} ({option})"
+    if one.steps and other.steps and _series(one) != _series(other):
+        return "the time series are in other columns (--series)"
+    return ""
+
+
+def _series(schema: Schema) -> list[str]:
+    return [column.name for column in schema.columns if column.series]
+
+
 def merge(schemas: Sequence[Schema]) -> Schema:
-    """One schema for several tables. The order of columns is that of the first; classes are united."""
-    first = schemas[0]
-    for schema in schemas[1:]:
-        reason = replace(first, classes=schema.classes).mismatch(schema)
+    """One schema for several tables; classes are united.
+
+    Columns are prepared as any of the schemas says. Their order is that of the first schema, or of the first with time series.
+    """
+    first = next((schema for schema in schemas if schema.steps), schemas[0])
+    for schema in schemas:
+        reason = replace(first, classes=schema.classes).mismatch(schema) or conflict(first, schema)
         if reason:
             raise Mistake(f"The tables do not fit together: {reason}.")
     by_name = [{column.name: column for column in schema.columns} for schema in schemas]
@@ -282,7 +306,8 @@ def with_series(schema: Schema, patterns: Sequence[str]) -> Schema:
         ordered = sorted(matching, key=lambda c: [int(n) for n in re.findall(r"\d+", c.name)][-1:])
         columns += [replace(column, series=name) for column in ordered]
     named = {column.name for column in columns}
-    changed = replace(schema, columns=(*columns, *(c for c in schema.columns if c.name not in named)))
+    others = (replace(c, series="") for c in schema.columns if c.name not in named)
+    changed = replace(schema, columns=(*columns, *others))
     if problem := changed.series_problem():
         raise Mistake(f"--series: {problem}.")
     return changed
@@ -296,4 +321,7 @@ def _merge_columns(columns: Sequence[Column]) -> Column:
         held = " and ".join(sorted(HOLDS[kind] for kind in kinds))
         raise Mistake(f"Column '{columns[0].name}' holds {held} in different tables: use one kind in all.")
     usual = next(column for column in columns if column.kind == ("text" if "text" in kinds else min(kinds)))
-    return usual
+    settings: dict[str, object] = {}
+    for column in reversed(columns):  # the first that sets something wins
+        settings |= {name: value for name, value in column.plain().items() if name in SETTINGS}
+    return Column.parse(usual.plain() | settings)

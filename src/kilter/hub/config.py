@@ -12,10 +12,10 @@ import tomli_w
 
 from kilter.errors import Malformed, Mistake, unknown
 from kilter.net.names import check_name
+from kilter.options import TABLE_FILES, TABLE_SETTINGS
 from kilter.records.files import write
 from kilter.records.toml_file import read_toml
 
-TABLE_OPTIONS = ("label", "task", "event", "drop", "test_file", "text", "tokenizer", "image_size", "image_mode")
 LONGEST_KEEP = 100_000  # days
 
 
@@ -74,8 +74,8 @@ class SiteConfig:
     def __post_init__(self) -> None:
         _check_range("parallel", self.parallel, 1)
         for name in self.table:
-            if name not in TABLE_OPTIONS:
-                raise unknown("option in [table] of site.toml", name, TABLE_OPTIONS)
+            if name not in TABLE_SETTINGS:
+                raise unknown("option in [table] of site.toml", name, TABLE_SETTINGS)
 
 
 def _check_range(name: str, value: float, least: float, most: float = math.inf) -> None:
@@ -131,6 +131,8 @@ def _value(name: str, kind: str, value: object, path: Path) -> object:
         return float(value) if kind == "float" else int(value)
     if kind.startswith("tuple") and isinstance(value, list) and all(isinstance(v, str) for v in value):
         return tuple(value)
+    if name == "table" and isinstance(value, dict) and all(isinstance(v, str | int | float) for v in value.values()):
+        return {key: _existing(path, str(v)) if key in TABLE_FILES else str(v) for key, v in value.items()}
     if kind.startswith("Mapping") and isinstance(value, dict) and all(isinstance(v, str) for v in value.values()):
         return {key: _existing(path, text) for key, text in value.items()}
     wanted = {

@@ -36,6 +36,9 @@ def new_site_data(model: SavedModel, data: str | Path, options: TableOptions) ->
     task = str(facts.get("task") or "")
     classification = task in ("", "binary", "multi-class")
     options = replace(options, task="" if classification else task)
+    if len(model.shape) == 3:
+        size, mode = f"{model.shape[1]}x{model.shape[2]}", "rgb" if model.shape[0] == 3 else "grey"
+        options = replace(options, image_size=size, image_mode=mode)
     classes = None if not classification or model.preparation is not None else tuple(model.classes)
     options = replace(options, drop=(*options.drop, *_not_needed(model, Path(data), options)))
     dataset = load(data, classes=classes, schema=model.preparation, table=options)

@@ -47,6 +47,7 @@ class PeerRun:
     schema: Schema | Preparation | None = (
         None  # of a table: a fitted preparation makes the exchange of statistics needless
     )
+    table: kdata.TableOptions | None = None  # how to read this site's data; None: as the experiment says
 
     where: Path = field(init=False)
     description: DataDescription = field(init=False)
@@ -59,7 +60,7 @@ class PeerRun:
         if (self.where / "summary.json").exists():
             raise Mistake(f"'{self.where}' already holds a finished run: choose another --out.")
         stored = self.where / PREPARATION
-        options = experiment.table_options()
+        options = self.table or experiment.table_options()
         self.dataset = kdata.load(self.data, classes=self.classes, schema=self.schema, table=options, prepare=False)
         self._pending = self.dataset.schema is not None and not isinstance(self.schema, Preparation)
         # Statistics of all peers are exchanged when the port is open, unless an earlier start of this run did so.

@@ -14,11 +14,11 @@ from rich.console import Console
 from kilter.core import Rows
 from kilter.data import Preparation, Split
 from kilter.data.federated_inspection import inspect_sites, with_label_counts
-from kilter.data.own_table import with_settings
 from kilter.data.preparation import FILE as PREPARATION_FILE
 from kilter.data.preparation import AnyPreparation, ImagePreparation, parse_preparation
+from kilter.data.prepare_settings import with_settings
 from kilter.data.row_facts import RowFacts
-from kilter.data.schema import Column
+from kilter.data.schema import Column, with_series
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
 from kilter.net.data_description import DataDescription
@@ -300,6 +300,8 @@ class ServerRun:
             transport.allowed = listed
         if description.schema is not None:
             schema = with_settings(description.schema, self.experiment.prepare)
+            series = self.experiment.table_options().series
+            schema = with_series(schema, series) if series else schema
             if self.inspect:
                 schema = with_label_counts(schema)
             if self.experiment.loss.startswith("class-weights"):

@@ -18,7 +18,7 @@ from pathlib import Path
 from kilter import data as kdata
 from kilter.core import Data
 from kilter.data.preparation import AnyPreparation, Preparation, fit, parse_preparation
-from kilter.data.schema import merge
+from kilter.data.schema import conflict, merge
 from kilter.data.split import carve, rows_of
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
@@ -270,7 +270,8 @@ def difference(usual: DataDescription, other: DataDescription) -> str:
     """How other data differ from the usual; empty if they fit."""
     if usual.schema is None or other.schema is None:
         return "" if _layout(usual) == _layout(other) else "shape or class names"
-    return replace(usual.schema, classes=other.schema.classes).mismatch(other.schema)
+    fitting = replace(usual.schema, classes=other.schema.classes)
+    return fitting.mismatch(other.schema) or conflict(usual.schema, other.schema)
 
 
 def own_data(dataset: kdata.Dataset, name: str, seed: int, valid: float) -> Data:
