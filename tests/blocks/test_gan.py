@@ -2,7 +2,7 @@
 
 import torch
 
-from kilter.blocks.gan import GAN
+from kilter.blocks.gan import GAN, closeness
 from kilter.seeds import derive
 
 
@@ -22,3 +22,13 @@ def test_gan_learns_where_the_mass_is():
     assert rows_made.dtype == torch.float32
     distance = torch.minimum((rows_made - 3).norm(dim=1), (rows_made + 3).norm(dim=1))
     assert distance.median() < 2.0
+
+
+def test_samples_that_repeat_rows_have_no_distance_to_them():
+    rng = torch.Generator().manual_seed(0)
+    rows, fresh = (torch.randint(0, 256, (50, 1, 4, 4), generator=rng, dtype=torch.uint8) for _ in range(2))
+    assert closeness(rows[10:20], rows, fresh) < 1e-3
+    assert closeness(fresh, rows, fresh) == 1.0
+    assert closeness(torch.full_like(rows, 255), rows, fresh) > 1.2
+    assert closeness(rows, rows, fresh[:0]) is None
+    assert closeness(rows, rows[:0], fresh) is None

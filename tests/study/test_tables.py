@@ -297,10 +297,21 @@ def test_the_local_measure_has_its_own_tables_and_curves(tmp_path: Path) -> None
     text = markdown(results)
     assert "local accuracy in %" in text
     assert "| solo | 40.0 | 80.0 | 90.0 | 45.0 | 50.0 | 55.0 |" in text
+    assert "top-5" not in text
     solo = list(csv.DictReader(io.StringIO(comma_separated(results))))[1]
     assert float(solo["local_difference"]) == pytest.approx(0.2)
     assert float(solo["local_min_client"]) == pytest.approx(0.4)
     assert "curves-local" in {figure.kind for figure in draw(results, tmp_path / "figures")}
+
+
+def test_top_5_accuracy_has_columns_where_there_are_more_classes(tmp_path: Path) -> None:
+    study = Study.of({"methods": ["fedavg"], "measure": "local", "seeds": 1})
+    with Folder(tmp_path) as folder:
+        (job,) = study.jobs()
+        write_run(folder, job, [0.3], 1, last={"client": {"top5": Spread(0.7, 0.1, 0.6, 0.9, 0.6)}})
+        text = markdown(gather(study, folder, study.jobs()))
+    assert "top-5 min | top-5 mean | top-5 max" in text
+    assert "| fedavg | - | - | - | - | - | - | 60.0 | 70.0 | 90.0 |" in text
 
 
 def test_every_series_that_a_method_records_has_a_figure(tmp_path: Path) -> None:

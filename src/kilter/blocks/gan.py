@@ -11,6 +11,7 @@ from kilter.core import Batch, Params, Tree
 from kilter.seeds import derive, generator
 
 LATENT = 32
+COMPARED = 200, 2000  # samples and rows that `closeness` looks at, at most
 
 
 class GAN:
@@ -70,3 +71,21 @@ class GAN:
         if self.is_image:
             return torch.randint(0, 256, (count, *self.shape), generator=rng, dtype=torch.uint8)
         return torch.randn(count, *self.shape, generator=rng)
+
+
+@torch.no_grad()
+def closeness(samples: Tensor, rows: Tensor, fresh: Tensor) -> float | None:
+    """How close samples come to the rows that a GAN learnt from, compared with fresh rows of the same kind; None without rows.
+
+    The mean distance of a sample to its nearest row, divided by that of a fresh row: near 0, samples repeat rows; above 1, they
+    are further from them than other people's data would be.
+    """
+    if not (len(samples) and len(rows) and len(fresh)):
+        return None
+    few, many = COMPARED
+    sample, other = (torch.cdist(_flat(x[:few]), _flat(rows[:many])).min(1).values.mean() for x in (samples, fresh))
+    return round(float(sample / other), 4) if other > 0 else None
+
+
+def _flat(x: Tensor) -> Tensor:
+    return (x.float() / 255 if x.dtype == torch.uint8 else x.float()).flatten(1)

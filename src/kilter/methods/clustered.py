@@ -74,6 +74,7 @@ class Clustered(Method):
                 clusters.append({"ids": ids, "w": average(present) if present else cluster["w"]})
         if len(clusters) > len(state["clusters"]):
             hub.note(f"{len(clusters)} clusters: " + " | ".join(" ".join(c["ids"]) for c in clusters))
+        hub.record("clusters", len(clusters))
         hub.exhibit("cluster", {i: k for k, cluster in enumerate(clusters) for i in cluster["ids"]})
         return {"clusters": clusters, "longest": longest}
 

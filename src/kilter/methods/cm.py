@@ -53,6 +53,7 @@ class CM(Method):
             present = [replies[i] for i in ids if i in replies]
             return average(present) if present else model_of(state, ids[0])
 
+        hub.record("clusters", sum(len(ids) > 1 for ids in groups))
         return [{"ids": ids, "w": model(ids)} for ids in groups]
 
     def regroup(self, hub: Node, state: list[Cluster], replies: Replies) -> list[list[str]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from kilter.blocks.commitment import commitment
-from kilter.blocks.gan import GAN
+from kilter.blocks.gan import GAN, closeness
 from kilter.blocks.secure_sum import SCHEMES, Rules, Scheme, limited, matching, quantised, scratch
 from kilter.blocks.subjective_logic import Opinion, discount, from_evidence, fuse_all, is_opinion, threshold
 from kilter.core import Batch, Federation, Fit, Mail, Method, Node, Params, Post, Tree, as_float, step
@@ -102,6 +102,9 @@ class SLFed(Method):
         purpose = (node.secret_seed, node.round, node.id, "pictures")
         node.state["pictures"] = gan.sample(node.state["gan"], self.pictures, *purpose)
         node.exhibit("synthetic pictures", node.state["pictures"])
+        distance = closeness(node.state["pictures"], node.data.train["x"], node.data.valid["x"])
+        if distance is not None:
+            node.record("distance of pictures to own rows", distance)
 
     @step
     def train(self, node: Node, _: None) -> Generator[Fit, Params, Post]:

@@ -46,7 +46,7 @@ class Run:
     curves: dict[str, dict[int, float]]  # by measure: accuracy by round; and the training loss
     spent: dict[int, int]  # bytes by round, each letter counted once; round 0 is the set-up
     worst: float | None  # mean accuracy of the worst tenth of the clients
-    bench: dict[str, Spread]  # over clients on the common test set: `local` and `common`
+    bench: dict[str, Spread]  # over clients: `local` and `common` on the common test set, `top5` on their own test rows
     clients: list[float]  # every client's accuracy at the last round
     seconds: float
     failures: int  # calls that failed
@@ -97,7 +97,7 @@ class Line:
         return sum(known) / len(known) if known else None
 
     def over_clients(self, part: str, name: str) -> float | None:
-        """The mean over seeds of min, mean or max over the clients on the common test set, `local` or `common`."""
+        """The mean over seeds of min, mean or max over the clients of a part of `bench`."""
         values = [getattr(r.bench[part], name) for r in self.runs if part in r.bench]
         return sum(values) / len(values) if values else None
 
@@ -199,7 +199,11 @@ def read_run(job: Job, folder: Path) -> Run:
         "skewed": skewed_accuracy(read_partition(folder), clients.last.clients) if of_classes else None,
     }
     series, setup_series = _series(rounds)
-    bench = {"local": summary.local_accuracy, "common": summary.common_accuracy}
+    bench = {
+        "local": summary.local_accuracy,
+        "common": summary.common_accuracy,
+        "top5": summary.last.client.get("top5"),
+    }
     scores = summary.last.scores
     return Run(
         seed=job.seed,

@@ -150,14 +150,21 @@ def accuracies(results: Results, cell: CellResult, measure: str) -> Sheet:
 
 
 def extremes(results: Results, cell: CellResult) -> Sheet:
-    """Every client's model on the common test set, with classes weighted as at the client (local) and unweighted (global)."""
-    columns = [(part, name) for part in ("local", "common") for name in ("min", "mean", "max")]
+    """Every client's model on the common test set, with classes weighted as at the client (local) and unweighted (global).
+
+    With more than five classes also the top-5 accuracy on the client's own test rows.
+    """
+    named = {"local": "local", "common": "global"}
+    if any(0 < (line.over_clients("top5", "min") or 0) < 1 for line in cell.lines):
+        named["top5"] = "top-5"
+    columns = [(part, name) for part in named for name in ("min", "mean", "max")]
     rows = []
     for line in cell.lines:
         values = [line.over_clients(part, name) for part, name in columns]
         rows.append([_name(results, line, note=False), *("-" if v is None else f"{100 * v:.1f}" for v in values)])
-    headings = [f"{'global' if part == 'common' else part} {name}" for part, name in columns]
-    return Sheet(f"{cell.cell.name}: clients on the common test set in %", ["method", *headings], rows)
+    headings = [f"{named[part]} {name}" for part, name in columns]
+    own = " (top-5: on their own test rows)" * ("top5" in named)
+    return Sheet(f"{cell.cell.name}: clients on the common test set{own} in %", ["method", *headings], rows)
 
 
 def cost(results: Results, cell: CellResult) -> Sheet:
