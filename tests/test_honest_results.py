@@ -240,7 +240,7 @@ def test_resume_refuses_an_edited_experiment_and_names_the_fields(tmp_path: Path
     with pytest.raises(Mistake, match=r"\(rounds\).* use `kilter resume RUN --rounds N`"):
         run_command("resume", str(folder))
     edited(folder, c=("rounds = 2", "rounds = 1"))
-    assert "fedavg, 1 rounds" in run_command("resume", str(folder))
+    assert "fedavg, 1 round," in run_command("resume", str(folder))
 
 
 @pytest.mark.parametrize("words", [[], ["--evaluate-every", "3"], ["--method", "scaffold", "--topology", "ring"]])

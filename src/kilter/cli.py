@@ -27,6 +27,16 @@ for group in (run, use, study, inspect, show, report, listing, network, hub):
     group.register(app)
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether Python or torch could not allocate memory. torch is not imported here, so its errors are known by their text.
+
+    >>> out_of_memory(MemoryError()), out_of_memory(RuntimeError("shapes differ"))
+    (True, False)
+    """
+    text = str(error)
+    return isinstance(error, MemoryError) or "can't allocate memory" in text or "out of memory" in text
+
+
 def main() -> None:
     """Entry point. A user's mistake is one sentence and exit code 2, never a traceback."""
     try:
@@ -38,6 +48,12 @@ def main() -> None:
         if (e.name or "").split(".")[0] not in NETWORK_LIBRARIES:
             raise
         stderr.print(f"kilter: The network needs the library {e.name}: `pip install 'kilter[net]'`.", markup=False)
+        sys.exit(2)
+    except (MemoryError, RuntimeError) as e:
+        if not out_of_memory(e):
+            raise
+        advice = "use a smaller model or batch, fewer workers, or a machine with more memory"
+        stderr.print(f"kilter: There is not enough memory: {advice}.", markup=False, soft_wrap=True)
         sys.exit(2)
     except BrokenPipeError:  # `kilter methods | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

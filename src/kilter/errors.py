@@ -20,7 +20,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> Mistake:
     >>> print(unknown("method", "fedporx", ["fedavg", "fedprox"]))
     Unknown method 'fedporx': did you mean 'fedprox'? There are: fedavg, fedprox.
     """
-    known = sorted(known)
+    known = sorted(filter(None, known))
     near = get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'? " if near else ""
-    return Mistake(f"Unknown {what} '{name}': {hint}There are: {', '.join(known)}.")
+    return Mistake(f"Unknown {what} '{name}': {hint}There are: {', '.join(known) or 'none'}.")

@@ -231,8 +231,8 @@ class Experiment:
         options = self.table_options()
         schema = read_schema(self.schema) if self.schema else None
         whole = load(self.data, schema=schema, table=options, prepare=False)
-        if self.data in DATASETS and (self.schema or replace(options, task="") != TableOptions()):
-            raise Mistake(f"'{self.data}' is not data of yours: leave out label, client, schema and the like.")
+        if self.data in DATASETS and (own := [*options.chosen(), *(["schema"] if self.schema else [])]):
+            raise Mistake(f"'{self.data}' is built in and not a table of yours: leave out {', '.join(own)}.")
         if not self.rows:
             return whole
         if self.rows > len(whole.train):

@@ -8,6 +8,7 @@ full, ring, regular:4, random:0.3, small-world:4:0.1, edges:FILE
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +122,16 @@ def _from_file(path: str, ids: Sequence[str]) -> nx.Graph:
     return graph
 
 
+def usage(name: str) -> str:
+    """How to write a topology with its parameters and their defaults.
+
+    >>> usage("small-world")
+    'small-world[:degree=4][:rewire=0.1]'
+    """
+    known = list(inspect.signature(GRAPHS[name]).parameters.values())[2:]
+    return name + "".join(f"[:{each.name}={each.default}]" for each in known)
+
+
 def topology(spec: str, ids: Sequence[str], seed: int) -> Topology:
     """A topology by its name and parameters, over these nodes.
 
@@ -140,7 +151,7 @@ def topology(spec: str, ids: Sequence[str], seed: int) -> Topology:
         try:
             graph = GRAPHS[name](len(ids), seed, *(float(w) if "." in w else int(w) for w in words))
         except (TypeError, ValueError, nx.NetworkXError):
-            raise Mistake(f"The topology '{spec}' has parameters that do not fit: {TOPOLOGIES[name]}.") from None
+            raise Mistake(f"The parameters of '{spec}' are out of range or too many: write {usage(name)}.") from None
     else:
         raise unknown("topology", name, TOPOLOGIES)
     return Topology(spec, "peers", {ids[k]: tuple(ids[j] for j in sorted(graph[k])) for k in range(len(ids))})

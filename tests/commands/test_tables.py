@@ -94,4 +94,4 @@ def test_mistakes_end_with_one_sentence_and_no_folder(words, message, hospitals,
 def test_options_of_tables_are_refused_for_other_data(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert kilter(monkeypatch, "run", "--data", "digits", "--label", "y", "--out", "r") == 2
-    assert "'digits' is not data of yours" in capsys.readouterr().err
+    assert "'digits' is built in and not a table of yours: leave out label" in capsys.readouterr().err

@@ -208,7 +208,7 @@ def test_fedsbme_shares():
 def test_public_rows_are_even_over_classes():
     whole = split(made(), "iid", 3, public_per_class=7)
     assert np.bincount(whole.public["y"]).tolist() == [7] * 5
-    with pytest.raises(Mistake, match=r"takes all .* training rows of class"):
+    with pytest.raises(Mistake, match=r"would be all .* training rows of class"):
         split(made(), "iid", 3, public_per_class=1000)
 
 

@@ -114,7 +114,7 @@ BAD = {
     "wrong label": ("a,b\n1,2", {"label": "bb"}, "did you mean 'b'"),
     "two labels": ("a,y,label\n1,2,3", {}, "both 'label' and 'y'"),
     "two clients": ("a,y,client,group\n1,2,3,4", {}, "both 'client' and 'group'"),
-    "empty": ("", {}, "no column 'label' or 'y'"),
+    "empty": ("", {}, "is empty: its first line must name the columns"),
     "no rows": ("a,y\n", {}, "has 0 rows"),
     "no features": ("y\n1\n2\n", {}, "0 feature columns"),
     "too few cells": ("a,y\n1,0\n\n1\n", {}, "line 4, has 1 cells"),

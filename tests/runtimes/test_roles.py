@@ -40,7 +40,7 @@ def test_a_wrong_role_is_one_sentence(roles: str, topology: str, why: str) -> No
 
 
 def test_names_are_checked_when_they_are_known() -> None:
-    with pytest.raises(Mistake, match="Unknown participant with a role 'nobody'"):
+    with pytest.raises(Mistake, match="Unknown name in roles 'nobody'"):
         Experiment.of({**SMALL, "roles": "nobody=idle", "topology": "rotating"}).build()
     everyone = ",".join(f"{name}=trainer" for name in Experiment.of(SMALL).split().clients)
     with pytest.raises(Mistake, match="nobody aggregates"):

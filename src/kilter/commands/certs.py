@@ -10,7 +10,7 @@ import typer
 from kilter.commands.experiment_options import Json, print_json, stdout
 
 Folder = Annotated[Path, typer.Option("--out", help="The folder to write to.")]
-Days = Annotated[int, typer.Option(help="How long it is valid.")]
+Days = Annotated[int, typer.Option(help="How long it is valid.", min=1, max=36_500)]
 
 
 def register(app: typer.Typer) -> None:

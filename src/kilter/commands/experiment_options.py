@@ -134,6 +134,6 @@ def worker_count(text: str) -> int | Literal["auto"]:
     """The number of worker processes, or auto."""
     if text == "auto":
         return "auto"
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise Mistake(f"--workers takes a number of processes or auto, not '{text}'.")
     return int(text)

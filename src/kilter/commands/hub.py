@@ -15,6 +15,7 @@ from rich.table import Table
 
 from kilter.commands.experiment_options import Json, print_json, stdout
 from kilter.commands.network_log import LogFile, LogJson, prepare
+from kilter.commands.network_options import Deadline, Grace
 from kilter.errors import Mistake
 
 if TYPE_CHECKING:
@@ -116,8 +117,8 @@ def submit(
     quorum: Annotated[int, typer.Option(help="Fewest sites to begin and to go on with; default: all.", min=0)] = 0,
     data: Annotated[str, typer.Option(help="The hub's data (test set, public rows) by name; none: it has none.")] = "",
     name: Annotated[str, typer.Option(help="A name for lists; default: the file's.")] = "",
-    deadline: Annotated[float, typer.Option(help="Seconds a site has for a step.")] = 600.0,
-    grace: Annotated[float, typer.Option(help="Seconds to wait for a site that lost its connection.")] = 30.0,
+    deadline: Deadline = 600.0,
+    grace: Grace = 30.0,
     preset: Annotated[str, typer.Option(help="One of the study's presets.", show_default=False)] = "",
 ) -> None:
     """Queue an experiment or a study at a hub; prints the number of the job."""
@@ -138,7 +139,9 @@ def submit(
 def jobs(
     hub: HubAddress,
     tls_: Tls,
-    job: Annotated[int, typer.Argument(help="Only this job, with the runs of a study.", show_default=False)] = 0,
+    job: Annotated[
+        int | None, typer.Argument(help="Only this job, with the runs of a study.", show_default=False, min=1)
+    ] = None,
     hub_name: HubName = "server",
     most: Annotated[int, typer.Option(help="How many to list.", min=1, max=10_000)] = 1000,
     as_json: Json = False,

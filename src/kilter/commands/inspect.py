@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kilter.commands.experiment_options import assemble, experiment_options, stdout
+from kilter.errors import Mistake
 from kilter.options import TABLE_SETTINGS
 
 
@@ -45,7 +46,9 @@ def inspect(
     else:
         for part in tables(report):
             stdout.print(part)
-    if schema_file is not None and dataset.schema is not None:
+    if schema_file is not None:
+        if dataset.schema is None:
+            raise Mistake(f"'{data}' has no schema, because it is not a table: leave out --schema-file.")
         write(schema_file, dataset.schema.text())
     if html is not None:
         write(html, page(report))

@@ -15,6 +15,25 @@ import typer
 from kilter.commands.experiment_options import Command, experiment_options, typed_options
 from kilter.commands.experiment_options import stdout as out
 from kilter.commands.network_log import LogFile, LogJson, prepare
+from kilter.commands.network_options import (
+    Deadline,
+    Device,
+    GiveUp,
+    Grace,
+    Insecure,
+    Largest,
+    Metrics,
+    MetricsTls,
+    MetricsToken,
+    PeerDeadline,
+    PeerGrace,
+    Policy,
+    PublicRows,
+    Quiet,
+    RunFolder,
+    StateDir,
+    Tls,
+)
 from kilter.errors import Mistake, unknown
 from kilter.net import LARGEST
 from kilter.options import TABLE_SETTINGS
@@ -30,20 +49,6 @@ if TYPE_CHECKING:
     from kilter.net.tls import Identity
 
 
-Tls = Annotated[Path | None, typer.Option("--tls", help="Folder with key.pem, cert.pem, ca.pem.", show_default=False)]
-Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: names are not verified. Loopback only.")]
-Largest = Annotated[int, typer.Option(help="Most bytes in a letter.")]
-Device = Annotated[str, typer.Option(help="Where to train: auto, cpu, cuda, cuda:1, mps or xpu.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Log only problems.")]
-Metrics = Annotated[str, typer.Option(help="HOST:PORT of metrics (Prometheus) and health checks.", show_default=False)]
-MetricsTls = Annotated[Path | None, typer.Option(help="Folder with key.pem and cert.pem: metrics over HTTPS.")]
-MetricsToken = Annotated[Path | None, typer.Option(help="File with the token that readers of metrics must send.")]
-RunFolder = Annotated[str, typer.Option("--out", help="Run folder; reuse the folder to resume.", show_default=False)]
-StateDir = Annotated[Path, typer.Option(help="Where this site keeps its state, approvals and audit log.")]
-PublicRows = Annotated[str, typer.Option(help="A file of rows that every site may use when it aggregates.")]
-Policy = Annotated[Path | None, typer.Option(help="This site's policy (site.toml).", show_default=False)]
-
-
 def serve(
     file: Annotated[Path, typer.Argument(help="An experiment file.")],
     listen: Annotated[str, typer.Option(help="Address and port.")] = "127.0.0.1:9443",
@@ -54,11 +59,13 @@ def serve(
     quorum: Annotated[
         int,
         typer.Option(
-            help="Fewest sites to begin and to go on with; default: all to begin, half to go on.", show_default=False
+            help="Fewest sites to begin and to go on with; default: all to begin, half to go on.",
+            show_default=False,
+            min=0,
         ),
     ] = 0,
-    deadline: Annotated[float, typer.Option(help="Seconds a site has for a step.")] = 600.0,
-    grace: Annotated[float, typer.Option(help="Seconds to wait for a site that lost its connection.")] = 30.0,
+    deadline: Deadline = 600.0,
+    grace: Grace = 30.0,
     data: Annotated[
         str, typer.Option(help="The server's data (common test set, public rows); none: it has none.")
     ] = "",
@@ -148,11 +155,11 @@ def join(
     trust: Annotated[list[str] | None, typer.Option(help="A file of my own, file.py:Name, that may run.")] = None,
     weights: Annotated[str, typer.Option(help="This site's copy of the pre-trained weights.", show_default=False)] = "",
     public: PublicRows = "",
-    give_up: Annotated[float, typer.Option(help="Stop retrying after this many seconds without the server.")] = 86400.0,
+    give_up: GiveUp = 86400.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the terms and what would leave; send nothing.")
     ] = False,
-    job: Annotated[int, typer.Option(help="At a hub: the run to take part in.", show_default=False)] = 0,
+    job: Annotated[int, typer.Option(help="At a hub: the run to take part in.", show_default=False, min=0)] = 0,
     approvals: Annotated[
         Path | None, typer.Option(help="Folder of the approvals; default: --state-dir.", show_default=False)
     ] = None,
@@ -231,9 +238,11 @@ def peer(
     listen: Annotated[
         str, typer.Option(help="Where to listen; default: my line in the list.", show_default=False)
     ] = "",
-    quorum: Annotated[int, typer.Option(help="Fewest peers to begin with; default: all.", show_default=False)] = 0,
-    deadline: Annotated[float, typer.Option(help="Seconds to wait for a neighbour's letter.")] = 600.0,
-    grace: Annotated[float, typer.Option(help="Seconds to wait for a neighbour that cannot be reached.")] = 30.0,
+    quorum: Annotated[
+        int, typer.Option(help="Fewest peers to begin with; default: all.", show_default=False, min=0)
+    ] = 0,
+    deadline: PeerDeadline = 600.0,
+    grace: PeerGrace = 30.0,
     folder: RunFolder = "",
     public: PublicRows = "",
     policy: Policy = None,

@@ -113,7 +113,9 @@ def _refuse_used(folder: Path) -> None:
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="A run folder.")],
-    rounds: Annotated[int, typer.Option(help="Extend the run to this many rounds in all.", show_default=False)] = 0,
+    rounds: Annotated[
+        int | None, typer.Option(help="Extend the run to this many rounds in all.", show_default=False, min=1)
+    ] = None,
     workers: Workers = "auto",
     runtime: RuntimeName = "simulation",
     ray_address: RayAddress = "",
@@ -128,8 +130,6 @@ def resume(
         raise Mistake(f"'{folder}' is not a run folder: it has no experiment.toml.")
     _check_trackers(log)
     experiment = Experiment.read(folder / "experiment.toml")
-    if rounds < 0:
-        raise Mistake(f"--rounds is the number of rounds in all, not {rounds}.")
     if rounds:
         experiment = replace(experiment, rounds=rounds)
     store = Store(folder)
@@ -139,7 +139,7 @@ def resume(
         return
     method, fed = experiment.build(worker_count(workers), ray_cluster(runtime, ray_address))
     with fed:
-        _run_to_the_end(experiment, method, fed, store, log, extend=rounds > 0)
+        _run_to_the_end(experiment, method, fed, store, log, extend=rounds is not None)
 
 
 def _run_to_the_end(

@@ -22,7 +22,9 @@ def show(
     federated: Annotated[
         bool, typer.Option("--federated", help="Use only the label counts that each client sends.")
     ] = False,
-    epsilon: Annotated[float, typer.Option(help="With --federated: epsilon of Laplace noise on the counts.")] = 0.0,
+    epsilon: Annotated[
+        float, typer.Option(help="With --federated: epsilon of Laplace noise on the counts.", min=0, max=1e9)
+    ] = 0.0,
     **options: Any,
 ) -> None:
     """Show how a partition skews the data: in the terminal and as a picture."""

@@ -63,8 +63,8 @@ def _called(model: SavedModel) -> str:
 def evaluate(
     folder: Folder,
     data: Annotated[str, typer.Option(help="Labelled rows of a site that did not take part.")],
-    steps: Annotated[int, typer.Option(help="Also evaluate after this many steps of training there.")] = 20,
-    lr: Annotated[float, typer.Option(help="Learning rate of these steps; 0: that of the run.")] = 0.0,
+    steps: Annotated[int, typer.Option(help="Also evaluate after this many steps of training there.", min=0)] = 20,
+    lr: Annotated[float, typer.Option(help="Learning rate of these steps; 0: that of the run.", min=0, max=1e9)] = 0.0,
     which: Which = "",
     client: Client = "",
     weights: Weights = "",
@@ -77,8 +77,6 @@ def evaluate(
     from kilter.inference.model_folder import load_model
     from kilter.records.display import metric
 
-    if steps < 0 or lr < 0:
-        raise Mistake("--steps and --lr must be at least 0.")
     model = load_model(folder, which, client, weights)
     dataset = new_site_data(model, data, Experiment.of(typed_options(reading)).table_options())
     result = evaluate_at_new_site(model, dataset, steps, lr)

@@ -27,7 +27,7 @@ from kilter.data.saved import PREFIX, fetch_rows, is_saved, read_saved
 from kilter.data.schema import Schema
 from kilter.data.statistics import summarise
 from kilter.data.table_file import SUFFIXES
-from kilter.data.tables import Table, TableOptions
+from kilter.data.tables import Table, TableOptions, check_dropped
 from kilter.data.targets import TASKS, next_tokens
 from kilter.errors import Mistake, unknown
 
@@ -147,6 +147,8 @@ def load(
     if not isinstance(name, str | Path):
         return from_object(name, options, schema, listed, prepare, client)
     text = str(name)
+    if not text:
+        raise Mistake("The name of the data is empty: give a built-in data set, a file or a folder.")
     if text in SOURCES:
         source = SOURCES[text]
         task = source.task or (table.task if table else "")
@@ -161,13 +163,22 @@ def load(
         rows, whole = open_table(path, options)
         if column := image_column(rows):
             return from_images(path.stem, listed_images(rows, whole, column, options), options, listed)
+        _refuse(text, "numbers and words, not images", {"image_size", "image_mode"} & set(options.chosen()))
         own = divide_table(rows, whole, options, structure(schema), listed)
         return from_table(path.stem, own, schema if isinstance(schema, Preparation) else None, prepare)
     if is_image_folder(path):
+        _refuse(text, "images, not a table", set(options.chosen()) - {"image_size", "image_mode", "test_size"})
         return from_images(path.stem, find_images(path), options, listed)
     if path.suffix in (".npz", *SUFFIXES) or path.exists() or os.sep in text:
+        _refuse(text, "arrays, not a table", set(options.chosen()) if path.exists() else set())
         return assemble(path.stem, _with_classes(read(path), listed), options.task)
     raise unknown("data set", text, SOURCES)
+
+
+def _refuse(source: str, what: str, options: set[str]) -> None:
+    """Refuse options that would have no effect on such data."""
+    if options:
+        raise Mistake(f"'{source}' holds {what}: leave out {', '.join(sorted(options))}.")
 
 
 def structure(schema: Schema | Preparation | None) -> Schema | None:
@@ -194,6 +205,7 @@ def from_object(
 
 
 def _without(table: Table, columns: tuple[str, ...]) -> Table:
+    check_dropped(table.name, columns, table.columns)
     return replace(table, columns={name: column for name, column in table.columns.items() if name not in columns})
 
 

@@ -217,7 +217,7 @@ def choose_format(files: Sequence[ImageFile], options: ImageOptions, notes: list
 def parse_size(text: str) -> tuple[int, int]:
     """(Height, width) from 64 or 64x48."""
     sides = text.lower().split("x")
-    if len(sides) > 2 or not all(side.isdigit() and 1 <= int(side) <= 4096 for side in sides):
+    if len(sides) > 2 or not all(side.isdecimal() and 1 <= int(side) <= 4096 for side in sides):
         raise Mistake(f"--image-size takes a number of pixels, such as 64 or 64x48 (height x width), not '{text}'.")
     return int(sides[0]), int(sides[-1])
 

@@ -66,6 +66,8 @@ def divide_table(
         return _divide_by_target(table, whole, options, schema, task)
     target = label_column(table, options.label or (schema.target if schema else ""))
     client = client_column(table, options.client) if len(table.files) == 1 or options.client else ""
+    if client == target:
+        raise Mistake(f"--label and --client both name the column '{target}': they must differ.")
     features = [name for name in table.columns if name not in (target, client)]
     if len(table) == 0 or not features:
         raise Mistake(
@@ -102,6 +104,8 @@ def _divide_by_target(table: Table, whole: Table, options: TableOptions, schema:
         label = label_column(table, label)
     targets = read_targets(whole, task, label, event)
     client = client_column(table, options.client) if len(table.files) == 1 or options.client else ""
+    if client and task != "next-token" and client in names_of(task, label, event):
+        raise Mistake(f"The column '{client}' is the client and part of the target: they must differ.")
     apart = {client, *([] if task == "next-token" else names_of(task, label, event))}
     features = [name for name in table.columns if name not in apart]
     if len(table) == 0 or not features:
@@ -272,7 +276,7 @@ def _labels(table: Table, target: str, classes: tuple[str, ...] | None, first: i
     if classes is None and any("." in name and is_decimal(name) for name in names):
         raise Mistake(
             f"Column '{target}' of '{table.name}' holds labels that are not whole numbers, such as "
-            f"'{next(n for n in names if '.' in n)}': a label is the name or number of a class."
+            f"'{next(n for n in names if '.' in n)}': use --task regression, or name a column of classes with --label."
         )
     untrained = [distinct[k] for k in np.setdiff1d(numbers[first:], numbers[:first])]
     if untrained:

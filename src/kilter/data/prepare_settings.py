@@ -21,7 +21,7 @@ def parse_prepare(text: str) -> Column:
             fields[name] = value == "yes"
         elif name == "clip" and is_decimal(value):
             fields[name] = float(value)
-        elif name in ("least", "width", "vocabulary", "sequence", "embed") and value.isdigit():
+        elif name in ("least", "width", "vocabulary", "sequence", "embed") and value.isdecimal():
             fields[name] = int(value)
         elif name == "fill":
             fields[name] = value

@@ -8,6 +8,7 @@ import torch
 
 from kilter.data.preparation import PlainInput
 from kilter.data.split import Split
+from kilter.errors import Mistake
 
 
 class RowFacts(TypedDict):
@@ -27,6 +28,10 @@ class RowFacts(TypedDict):
 def row_facts(split: Split, count: bool) -> RowFacts:
     """The facts of these rows; with `count`, how many training rows of all clients have each class."""
     dataset = split.dataset
+    if dataset.task == "" and len(dataset.classes) == 1:
+        raise Mistake(
+            f"Every row of '{dataset.name}' has the label '{dataset.classes[0]}', so there is nothing to learn."
+        )
     counts: list[int] = []
     if count:
         rows = torch.cat([data.train.index for data in split.clients.values()])

@@ -199,8 +199,8 @@ def set_aside(dataset: Dataset, rule: PartitionRule, seed: int, per_class: int) 
         mine = rng.permutation(rows[y[rows] == c])
         if per_class >= len(mine):
             raise Mistake(
-                f"public_per_class={per_class} takes all {len(mine)} training rows of class '{dataset.label_names[c]}': "
-                f"use at most {len(mine) - 1}."
+                f"{per_class} public rows of each class would be all {len(mine)} training rows of class "
+                f"'{dataset.label_names[c]}': use at most {len(mine) - 1} (--public, or public_per_class in Python)."
             )
         first = per_class or round(rule.public * len(mine))
         second = first + round(rule.public_test * len(mine))

@@ -25,6 +25,7 @@ BLOCK = 2**25  # bytes of a CSV file that are parsed at a time
 NOT_SPACE = re.compile(rb"\S")
 BOM = b"\xef\xbb\xbf"
 DECIMAL_COMMA, DECIMAL_POINT = re.compile(r"^\s*-?\d+,\d+\s*$"), re.compile(r"^\s*-?\d+\.\d+\s*$")
+csv.field_size_limit(2**30)  # characters in a cell; the module's own limit, 131,072, is for the whole process
 Cells = dict[str, pa.ChunkedArray]  # columns by name, with null or NaN for gaps
 
 
@@ -97,6 +98,10 @@ def _read_csv(path: Path) -> tuple[Cells, str]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             header = next((line.rstrip("\r\n") for line in file if line.strip()), "")
             sample = [line for line, _ in zip(file, range(1000), strict=False)]
+        if any("\0" in line for line in (header, *sample)):
+            raise Mistake(f"'{path}' is not text: it has zero bytes. Save it as a CSV file in UTF-8.")
+        if not header:
+            raise Mistake(f"'{path}' is empty: its first line must name the columns.")
         separator = max(SEPARATORS, key=header.count)
         names = _check_names(path, next(csv.reader([header], delimiter=separator), []) if header else [])
         if not names:
@@ -111,6 +116,8 @@ def _read_csv(path: Path) -> tuple[Cells, str]:
             table, invalid = form.parse(path, threads=False)
     except (OSError, UnicodeDecodeError, csv.Error, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
+        if "straddl" in reason:  # pyarrow reads a file in blocks
+            raise Mistake(f"'{path}' has a line of more than a million characters: check its quotes.") from None
         raise Mistake(f"'{path}' cannot be read as a csv file ({reason}): save it as UTF-8 text.") from None
     if invalid:
         row, cells = invalid[0]

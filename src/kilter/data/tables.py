@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kilter.data.schema import quoted
 from kilter.data.table_file import SUFFIXES, clean, line_number, read_file
-from kilter.errors import Mistake
+from kilter.errors import Mistake, unknown
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ class TableOptions:
     event: str = ""  # the column of the event, for the task survival
     image_size: str = ""  # of images: 64 or 64x48; empty: their own
     image_mode: str = ""  # of images: grey or rgb; empty: grey if all are
+
+    def chosen(self) -> list[str]:
+        """The names of the options that are set, but `task`, which other data have, too."""
+        return [f.name for f in fields(self) if f.name != "task" and getattr(self, f.name) != f.default]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +104,9 @@ def table_files(path: Path) -> tuple[list[Path], Path | None]:
 
 
 def read_table(files: list[Path], drop: tuple[str, ...] = ()) -> Table:
-    """Read files with the same columns, in any order, as one table. The columns in `drop` are left out if they are there."""
+    """Read files with the same columns, in any order, as one table, without the columns in `drop`."""
     tables = [read_file(path) for path in files]
+    check_dropped(files[0], drop, {name for columns, _ in tables for name in columns})
     names = [name for name in tables[0][0] if name not in drop]
     for path, (columns, _) in zip(files, tables, strict=True):
         missing = [name for name in names if name not in columns]
@@ -114,6 +119,13 @@ def read_table(files: list[Path], drop: tuple[str, ...] = ()) -> Table:
     joined = {name: _join([columns[name] for columns, _ in tables]) for name in names}
     lengths = tuple(len(next(iter(columns.values()), ())) for columns, _ in tables)
     return Table(joined, tuple(files), lengths, tuple(separator for _, separator in tables))
+
+
+def check_dropped(source: object, drop: tuple[str, ...], names: Collection[str]) -> None:
+    """Refuse to leave out a column that does not exist: a mistyped name would let a column through."""
+    for name in drop:
+        if name not in names:
+            raise unknown(f"column for --drop in '{source}'", name, names)
 
 
 def _join(columns: list[pa.ChunkedArray]) -> pa.ChunkedArray:

@@ -28,6 +28,15 @@ def size(n: float) -> str:
     return f"{n:.3g} TB"
 
 
+def counted(n: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "round"), counted(20, "round")
+    ('1 round', '20 rounds')
+    """
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
 def percent(value: float | None) -> str:
     """An accuracy in per cent."""
     return "-" if value is None else f"{100 * value:.1f} %"

@@ -77,7 +77,11 @@ def _rounds(numbers: Sequence[int]) -> str:
 
 def nothing_trained(records: Sequence[Round]) -> str:
     """Why no reply could be used, in one sentence."""
+    kinds = {failure.kind for record in records for failure in record.failures}
+    advice = "lower the learning rate, or check the method's settings and the clients' data"
+    if kinds <= {"absent", "no replies"}:
+        advice = "find out why no client answered"
     return (
         f"No reply of any client could be used in any round ({failure_counts(records)}), so the model is still the initial "
-        "one: lower the learning rate, or check the method's settings and the clients' data."
+        f"one: {advice}."
     )

@@ -6,6 +6,7 @@ from kilter.data import Dataset
 from kilter.experiment import CLIENTS, DIVIDED, Experiment
 from kilter.methods import find
 from kilter.models import default_model
+from kilter.records.display import counted
 
 
 def choices(experiment: Experiment, dataset: Dataset) -> list[str]:
@@ -22,14 +23,15 @@ def choices(experiment: Experiment, dataset: Dataset) -> list[str]:
         lines = [f"Model: {experiment.model}."]
     if rule == "natural":
         count = experiment.clients or len(dataset.group_names)
-        lines.append(f"Clients: the {count} that the data names. Change them with --partition and --clients.")
+        named = f"the {count}" if count > 1 else "the one"
+        lines.append(f"Clients: {named} that the data names. Change them with --partition and --clients.")
     elif rule == DIVIDED:
         count = experiment.clients or CLIENTS
         lines.append(f"Clients: {count}, with labels divided by {rule}. Change them with --partition and --clients.")
     plan = experiment.local
     lines.append(
-        f"Training: {experiment.optimiser}, learning rate {plan['lr']:g}, {plan['epochs']} "
-        f"{'epoch' if plan['epochs'] == 1 else 'epochs'} in each of {experiment.rounds} rounds (--lr, --epochs, --rounds)."
+        f"Training: {experiment.optimiser}, learning rate {plan['lr']:g}, {counted(plan['epochs'], 'epoch')} "
+        f"in each of {counted(experiment.rounds, 'round')} (--lr, --epochs, --rounds)."
     )
     needs = find(experiment.method).needs
     if "everyone" in needs:

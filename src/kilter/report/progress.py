@@ -60,5 +60,7 @@ class Progress:
             self._bar.update(self._task, completed=record.round, text=text)
             return
         self._done += 1
-        left = (time.monotonic() - self._began) / self._done * (self.rounds - record.round)
-        self.console.print(f"round {record.round}/{self.rounds}  {text}  left {left:.0f} s", soft_wrap=True)
+        if record.round:  # how long the set-up took says nothing about rounds
+            seconds = (time.monotonic() - self._began) / self._done * (self.rounds - record.round)
+            text = f"{text}  left {seconds:.0f} s"
+        self.console.print(f"round {record.round}/{self.rounds}  {text}", soft_wrap=True)

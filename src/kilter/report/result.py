@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from kilter.records.display import metric, size
+from kilter.records.display import counted, metric, size
 from kilter.records.notices import describe
 from kilter.records.run_folder import read_rounds, read_summary
 from kilter.records.types import ClientModel, Evaluation, GlobalModel, Spread, Summary
@@ -83,7 +83,7 @@ def result_table(folder: Path) -> Table:
     """The last and the best round of a finished run."""
     summary = read_summary(folder)
     table = Table(
-        title=f"{summary.method}, {summary.rounds} rounds, seed {summary.seed}",
+        title=f"{summary.method}, {counted(summary.rounds, 'round')}, seed {summary.seed}",
         title_justify="left",
         box=None,
         header_style="bold",

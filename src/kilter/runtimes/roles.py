@@ -49,7 +49,7 @@ class Roles:
         """Refuse roles of names that do not exist, and roles that leave nobody to aggregate."""
         for name in self.by_name:
             if name not in names:
-                raise unknown("participant with a role", name, names)
+                raise unknown("name in roles", name, names)
         if not self.aggregators(self.members(tuple(names))):
             raise Mistake("With these roles nobody aggregates: give a participant the role aggregator, or none.")
 
