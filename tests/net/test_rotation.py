@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 from place import Place
 from told import booked, simulate, told
-from turns_here import LENIENT, Turns, turns
+from turns_here import LENIENT, WAIT, Turns, turns
 
 from kilter.methods import methods
+from kilter.net.aggregator import REPEATED, AggregatorRuntime
 from kilter.net.audit import verify
 from kilter.net.disclosure import explain
 from kilter.net.frames import pack_letter
 from kilter.net.links import OVERHEAD
 from kilter.net.terms import Terms
 from kilter.net.turns import Waits
+from kilter.records.run_folder import read_summary
 from kilter.records.wire import Malformed
 from kilter.runtimes.ledger import Ledger
 
@@ -164,25 +166,36 @@ def test_a_site_audits_every_hand_over(turns: Callable[..., Turns]) -> None:
 def test_if_the_aggregator_dies_a_successor_repeats_the_round(name: str, turns: Callable[..., Turns]) -> None:
     """b leads round 2 and dies when its members have trained; c repeats the round, and b comes back as a member."""
     here = turns(start=False, method=name, rounds=4)
-    trained = threading.Event()
-
-    def watch(sender: str, to: str, head: dict[str, Any]) -> None:
-        if head["kind"] == "order" and head["round"] == 2 and head["step"] == ":evaluate" and not trained.is_set():
-            trained.set()
-            here.kill(sender)
-
-    here.on_letter = watch
-    for site in here.ids:
-        here.start(site)
-    assert trained.wait(30)
+    at_first_order(here, 2, here.kill, step=":evaluate")
     until(lambda: here.rotations["c"].position.turn >= (2, 1))
     here.restart("b")
     real, simulated = here.wait(), here.simulated()
-    leaders = {tuple(head["turn"]): sender for sender, _, head, _ in here.letters if head["kind"] == "order"}
+    leaders = leaders_of(here)
     assert leaders[2, 0] == "b"
     assert leaders[2, 1] == "c"
     one, other = models(real, simulated)
     assert one == other
+    assert [notice.what for notice in read_summary(real).notices] == [REPEATED]
+
+
+def at_first_order(here: Turns, round: int, act: Callable[[str], None], step: str = "") -> None:
+    """Start all sites. At the first order of this round (and step), call `act` with the name of the leader."""
+    happened = threading.Event()
+
+    def watch(sender: str, to: str, head: dict[str, Any]) -> None:
+        if head["kind"] == "order" and head["round"] == round and step in head["step"] and not happened.is_set():
+            happened.set()
+            act(sender)
+
+    here.on_letter = watch
+    for site in here.ids:
+        here.start(site)
+    assert happened.wait(30)
+
+
+def leaders_of(here: Turns) -> dict[tuple[int, int], str]:
+    """Who led each turn."""
+    return {tuple(head["turn"]): sender for sender, _, head, _ in here.letters if head["kind"] == "order"}
 
 
 def until(happened: Callable[[], bool], seconds: float = 30.0) -> None:
@@ -207,16 +220,7 @@ def test_turns_skip_sites_that_are_absent_or_do_not_aggregate(turns: Callable[..
 def test_a_leader_that_was_given_up_steps_down(turns: Callable[..., Turns]) -> None:
     """b is cut off while it leads round 2. c takes over; b comes back in the middle of its round and follows."""
     here = turns(start=False, method="scaffold", rounds=4)
-    cut = threading.Event()
-
-    def watch(sender: str, to: str, head: dict[str, Any]) -> None:
-        if head["kind"] == "order" and head["round"] == 2 and not cut.is_set():
-            cut.set()
-            here.cut_off(sender)
-
-    here.on_letter = watch
-    for site in here.ids:
-        here.start(site)
+    at_first_order(here, 2, here.cut_off)
     until(lambda: here.rotations["c"].position.turn >= (2, 1))
     here.connect("b")
     real, simulated = here.wait(), here.simulated()
@@ -249,23 +253,52 @@ def test_a_restart_within_the_grace_changes_nothing(turns: Callable[..., Turns])
 
 def test_if_the_first_leader_dies_another_begins_again(turns: Callable[..., Turns]) -> None:
     here = turns(start=False, method="fedep", rounds=2)
-    begun = threading.Event()
-
-    def watch(sender: str, to: str, head: dict[str, Any]) -> None:
-        if head["kind"] == "order" and head["round"] == 1 and not begun.is_set():
-            begun.set()
-            here.kill(sender)
-
-    here.on_letter = watch
-    for site in here.ids:
-        here.start(site)
-    assert begun.wait(30)
+    at_first_order(here, 1, here.kill)
     until(lambda: here.rotations["b"].position.turn >= (1, 1))
     here.restart("a")
     here.wait()
-    leaders = {tuple(head["turn"]): sender for sender, _, head, _ in here.letters if head["kind"] == "order"}
+    leaders = leaders_of(here)
     assert leaders[1, 0] == "a"
     assert leaders[1, 1] == "b"
+
+
+@pytest.mark.parametrize("round", [1, 2])
+def test_a_leader_without_progress_is_given_up(
+    round: int, turns: Callable[..., Turns], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first leader of this round stays connected, but its combine does not end. A successor repeats the round."""
+    here = turns(start=False, method="scaffold", waits=Waits(deadline=2.0, grace=30.0))
+    goes_on, stuck, combine = threading.Event(), list[str](), AggregatorRuntime.hub
+
+    def endless(fed: AggregatorRuntime, *args: Any) -> Any:
+        if fed.round == round and not stuck:
+            stuck.append(fed.me)
+            goes_on.wait(WAIT)
+        return combine(fed, *args)
+
+    monkeypatch.setattr(AggregatorRuntime, "hub", endless)
+    for site in here.ids:
+        here.start(site)
+    until(lambda: (round, 1) in leaders_of(here))
+    goes_on.set()  # it comes back to life, and follows
+    real, simulated = here.wait(), here.simulated()
+    assert stuck == ["ab"[round - 1]]
+    assert leaders_of(here)[round, 1] == "bc"[round - 1]
+    one, other = models(real, simulated)
+    assert one == other
+
+
+def test_if_the_leader_and_the_one_before_it_are_lost_the_run_waits_and_says_for_whom(
+    turns: Callable[..., Turns],
+) -> None:
+    here = turns(start=False, rounds=3)
+    at_first_order(here, 2, lambda leader: (here.kill("a"), here.kill(leader)), step=":evaluate")
+    until(lambda: "round 2 waits for b or a to come back" in here.rotations["c"].links.last_error)
+    here.restart("b")
+    here.restart("a")
+    real, simulated = here.wait(), here.simulated()
+    one, other = models(real, simulated)
+    assert one == other
 
 
 # Roles ----------------------------------------------------------------------------------------------------------------

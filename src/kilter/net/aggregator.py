@@ -18,8 +18,11 @@ from kilter.net.server import Call, ServerRuntime
 from kilter.net.site import Site
 from kilter.net.transport import ConnectedSite, Transport
 from kilter.net.turns import Ready, Turn
+from kilter.runtimes.base import AGGREGATE
 from kilter.runtimes.roles import parse_roles
 from kilter.runtimes.step_names import StepName
+
+REPEATED = "the aggregator was lost or made no progress: another one repeated the round"
 
 
 class TurnOver(Exception):
@@ -115,6 +118,9 @@ class AggregatorRuntime(ServerRuntime):
         self.private_seed = site.directory.private_seed
         self.devices, self.device = (site.device,), site.device
         self.stepped_down = False
+        self.on_progress: Callable[[], None] = lambda: (
+            None
+        )  # called at least once a second while the script waits or works on
 
     def node(self, name: str, step: StepName, round: int, state: dict[str, Tree]) -> Node:
         node = super().node(name, step, round, state)
@@ -126,6 +132,8 @@ class AggregatorRuntime(ServerRuntime):
         if last >= self.turn.round:
             raise TurnOver
         super().begin_round(last, state, best)
+        if self.turn.attempt:
+            self.ledger.notice(self.me, AGGREGATE, REPEATED)
 
     def choose_aggregator(self) -> str:
         return self.me
@@ -139,4 +147,5 @@ class AggregatorRuntime(ServerRuntime):
     def _seconds_left(self, call: Call) -> float:
         if self.stepped_down:
             raise SteppedDown
+        self.on_progress()
         return super()._seconds_left(call)

@@ -1,8 +1,8 @@
 """Direct links between the sites of a rotating federation: every site has a port, and packets go straight to their receiver.
 
 Sites greet each other every second. A site that does not answer is away; its packets are lost. Greetings say how many were, so both
-sides know it when they meet again, and send again what still matters. Packets are sealed here, too, so that both kinds of links
-have the same properties.
+sides know it when they meet again, and send again what still matters. What waits is bounded in bytes, by site: a receiver refuses
+more, and the sender sends it again later. Packets are sealed here, too, so that both kinds of links have the same properties.
 """
 
 from __future__ import annotations
@@ -10,17 +10,22 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import queue
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 from grpc import aio
 
 from kilter.errors import Mistake
-from kilter.net.frames import LARGEST, OPTIONS, Ended, Head, parse_json, read_letter, to_frames
+from kilter.net.byte_budget import ByteBudget
+from kilter.net.fields import Fields
+from kilter.net.frames import LARGEST, OPTIONS, Ended, Head, parse_json, read_body, read_head, to_frames
 from kilter.net.grpc_server import STATUS
 from kilter.net.links import Links
 from kilter.net.names import printable
@@ -35,7 +40,8 @@ log = logging.getLogger("kilter.net")
 PACKET, GREET = "/kilter.Turns/Packet", "/kilter.Turns/Greet"
 GREETING_SECONDS = 1.0  # between two greetings
 GREETING_TIMEOUT = 5.0
-RETRY_SECONDS = 0.2  # before a packet is sent again to a site that is there but could not be reached
+RETRY_SECONDS, LONGEST_RETRY = 0.2, 2.0  # before a packet is sent again to a site that is there
+AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)  # not reached, or no room there
 Context = Any  # gRPC has no types
 
 
@@ -58,9 +64,13 @@ class DirectLinks(Links):
         self._there: dict[str, tuple[Ready, int]] = {}
         self._lost = Counter[str]()  # packets that did not arrive, by receiver
         self._losses: dict[str, tuple[int, int]] = {}  # by site: packets that did not arrive there, and here from there
+        self._renewed: dict[str, float] = {}  # when each site last had a new connection
         self._connections = 0
+        self._inbox_budget, self._outbox_budget = ByteBudget(), ByteBudget()
+        self._overflowed: set[str] = set()  # sites for which a packet did not fit into the outbox
         self._inbox: queue.Queue[tuple[Packet, bytes] | None] = queue.Queue()
         self.status: Callable[[], dict[str, object]] = dict
+        self._announcer = ThreadPoolExecutor(1, "kilter-presence")
         self._thread = LoopThread("kilter-links")
         try:
             self._server, self.port = self._thread.run(self._listen(listen))
@@ -98,6 +108,7 @@ class DirectLinks(Links):
         """Open packets in a thread of their own, in the order in which they came."""
         while (item := self._inbox.get()) is not None:
             self.receive(*item)
+            self._inbox_budget.release(item[0].sender, len(item[1]))
 
     # In the loop's thread -------------------------------------------------------------------------------------------
 
@@ -115,27 +126,34 @@ class DirectLinks(Links):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
 
     async def _take_packet(self, _: object, context: Context) -> bytes:
+        """A packet arrives. Its room is booked before its body is read."""
         try:
-            head, body = await read_letter(context.read, self.largest)
+            head, size = await read_head(context.read, self.largest)
             packet = Packet.parse(head)
+            await self._check(context, packet.sender, packet.run)
+            if not self._inbox_budget.admit(packet.sender, size):
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many bytes of this sender wait here")
+            try:
+                self._inbox.put((packet, await read_body(context.read, size)))
+            except BaseException:
+                self._inbox_budget.release(packet.sender, size)
+                raise
         except (Malformed, Ended) as e:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, printable(str(e) or "half a letter"))
             raise
-        await self._check(context, packet.sender, packet.run)
-        self._inbox.put((packet, body))
         return b"{}"
 
     async def _take_greeting(self, request: bytes, context: Context) -> bytes:
         try:
             head = parse_json(request, "a greeting")
-            ready = Ready.parse(head)
+            ready, lost = Ready.parse(head), _lost(head)
         except Malformed as e:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, printable(str(e)))
             raise
         await self._check(context, ready.name, head.get("run"))
         if self._ready is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "it is not ready yet")
-        self._note_presence(ready, head)
+        self._note_presence(ready, lost)
         return self._greeting(ready.name)
 
     async def _report(self, request: bytes, context: Context) -> bytes:
@@ -148,12 +166,16 @@ class DirectLinks(Links):
         assert self._ready is not None
         return json.dumps({**self._ready().head(), "run": self.run, "lost": self._lost[to]}).encode()
 
-    def _note_presence(self, ready: Ready, head: Head) -> None:
-        """A site is there. A new process, or a packet that was lost on the way there or here, makes it a new connection."""
-        known, lost = self._there.get(ready.name), head.get("lost")
-        losses = self._lost[ready.name], lost if isinstance(lost, int) else 0
+    def _note_presence(self, ready: Ready, lost: int) -> None:
+        """A site is there. A new process, or a packet that was lost on the way there or here, makes it a new connection.
+
+        That happens at most once a second: a site that claims losses in every greeting costs one more letter a second.
+        """
+        known, losses, now = self._there.get(ready.name), (self._lost[ready.name], lost), time.monotonic()
         if known is None or known[0].nonce != ready.nonce or self._losses.get(ready.name) != losses:
-            self._losses[ready.name] = losses
+            if now - self._renewed.get(ready.name, -math.inf) < GREETING_SECONDS:
+                return
+            self._losses[ready.name], self._renewed[ready.name] = losses, now
             self._connections += 1
             number = self._connections
         elif known[0] == ready:
@@ -161,10 +183,14 @@ class DirectLinks(Links):
         else:
             number = known[1]
         self._there[ready.name] = ready, number
-        self._thread.loop.run_in_executor(None, self.update, dict(self._there))
+        self._announce()
+
+    def _announce(self) -> None:
+        """Tell the others' presence, in a thread of its own and in the order of events."""
+        self._announcer.submit(self.update, dict(self._there))
 
     async def _greet_forever(self) -> None:
-        self._thread.loop.run_in_executor(None, self.update, {})
+        self._announce()
         while True:
             await asyncio.gather(*map(self._greet, self._others))
             await asyncio.sleep(GREETING_SECONDS)
@@ -176,26 +202,33 @@ class DirectLinks(Links):
             ready = Ready.parse(head)
             if ready.name != name:
                 raise Malformed("it answers with another's name")
-            self._note_presence(ready, head)
+            self._note_presence(ready, _lost(head))
         except (aio.AioRpcError, Malformed) as e:
             if isinstance(e, aio.AioRpcError) and e.code() is grpc.StatusCode.PERMISSION_DENIED:
                 self.note(f"{name} refuses this site: {e.details()}")
             if self._there.pop(name, None) is not None:
-                self._thread.loop.run_in_executor(None, self.update, dict(self._there))
+                self._announce()
 
     async def _send_forever(self, name: str) -> None:
         """Packets to one site, one after another. A packet is lost when its receiver leaves, or refuses it."""
         while True:
             packet, sealed = await self._outboxes[name].get()
-            before = self._there.get(name)
+            before, pause = self._there.get(name), RETRY_SECONDS
             while why := await self._deliver(name, packet, sealed):
                 now = self._there.get(name)
-                if before and now and before[0].nonce == now[0].nonce and why.code() is grpc.StatusCode.UNAVAILABLE:
-                    await asyncio.sleep(RETRY_SECONDS)  # it is there: the channel still waits after an earlier attempt
+                if before and now and before[0].nonce == now[0].nonce and why.code() in AGAIN:
+                    await asyncio.sleep(
+                        pause
+                    )  # it is there: the channel waits after an earlier attempt, or it has no room
+                    pause = min(2 * pause, LONGEST_RETRY)
                     continue
                 log.info("a packet to %s was lost: %s", name, printable(why.details() or why.code().name))
                 self._lost[name] += 1
                 break
+            self._outbox_budget.release(name, len(sealed))
+            if name in self._overflowed and self._outbox_budget.is_empty(name):
+                self._overflowed.discard(name)
+                self._lost[name] += 1
 
     async def _deliver(self, name: str, packet: Packet, sealed: bytes) -> aio.AioRpcError | None:
         """Send a packet once; the error, if it did not arrive."""
@@ -208,7 +241,10 @@ class DirectLinks(Links):
     # From other threads ---------------------------------------------------------------------------------------------
 
     def post(self, packet: Packet, sealed: bytes) -> None:
-        self._thread.loop.call_soon_threadsafe(self._outboxes[packet.to].put_nowait, (packet, sealed))
+        if self._outbox_budget.admit(packet.to, len(sealed)):
+            self._thread.loop.call_soon_threadsafe(self._outboxes[packet.to].put_nowait, (packet, sealed))
+        else:  # it counts as lost when the others have been sent: what still matters is then sent again
+            self._overflowed.add(packet.to)
 
     def flush(self) -> bool:
         """Whether nothing waits to be sent."""
@@ -218,12 +254,18 @@ class DirectLinks(Links):
         self._inbox.put(None)
         self._thread.run(self._close(), 15)
         self._thread.stop()
+        self._announcer.shutdown(wait=False)
 
     async def _close(self) -> None:
         for task in getattr(self, "_tasks", []):
             task.cancel()
         await asyncio.gather(*(channel.close() for channel in self._channels.values()))
         await self._server.stop(0.2)
+
+
+def _lost(head: Head) -> int:
+    """How many packets to me the sender of a greeting has lost."""
+    return Fields(head, "a greeting").integer("lost")
 
 
 async def _frames(packet: Packet, sealed: bytes) -> AsyncIterator[bytes]:

@@ -103,15 +103,15 @@ def unpack_letter(letter: bytes, largest: int = LARGEST) -> tuple[Head, bytes]:
 
 async def read_letter(next_frame: NextFrame, largest: int = LARGEST) -> tuple[Head, bytes]:
     """The next letter of a stream; `Ended` when there is none, `Malformed` if the frames are not a letter."""
-    head, size = await _read_head(next_frame, largest)
-    return head, b"".join([part async for part in _parts(next_frame, size)])
+    head, size = await read_head(next_frame, largest)
+    return head, await read_body(next_frame, size)
 
 
 async def read_large_letter(next_frame: NextFrame, largest: int = LARGEST) -> tuple[Head, Body]:
     """The same, but a large body goes to a temporary file as it arrives: many streams then need little memory."""
-    head, size = await _read_head(next_frame, largest)
+    head, size = await read_head(next_frame, largest)
     if size <= CHUNK:
-        return head, b"".join([part async for part in _parts(next_frame, size)])
+        return head, await read_body(next_frame, size)
     with tempfile.TemporaryFile() as file:  # it has no name, and is gone with the last reference to its contents
         async for part in _parts(next_frame, size):
             file.write(part)
@@ -119,11 +119,17 @@ async def read_large_letter(next_frame: NextFrame, largest: int = LARGEST) -> tu
         return head, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
 
 
-async def _read_head(next_frame: NextFrame, largest: int) -> tuple[Head, int]:
+async def read_head(next_frame: NextFrame, largest: int) -> tuple[Head, int]:
+    """The head of the next letter, and the size of its body, which `read_body` reads."""
     frame = await next_frame()
     if not isinstance(frame, bytes):
         raise Ended
     return parse_head(frame, largest)
+
+
+async def read_body(next_frame: NextFrame, size: int) -> bytes:
+    """The body of this size, after its head."""
+    return b"".join([part async for part in _parts(next_frame, size)])
 
 
 async def _parts(next_frame: NextFrame, left: int) -> AsyncIterator[memoryview]:

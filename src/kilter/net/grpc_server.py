@@ -20,6 +20,7 @@ from grpc import aio
 
 from kilter.errors import Mistake
 from kilter.fast.memory_layout import keep_memory
+from kilter.net.byte_budget import ByteBudget
 from kilter.net.frames import ATTEND as ATTEND
 from kilter.net.frames import JOB_KEY as JOB_KEY
 from kilter.net.frames import LARGEST, Ended, Head, read_large_letter, read_letter, to_frames
@@ -51,6 +52,7 @@ class Stream(ConnectedSite):
     why: str = ""
     said_goodbye: bool = False
     serial: int | None = None  # of its certificate
+    forwarded: ByteBudget = field(default_factory=ByteBudget)  # what waits to be forwarded, by sender
 
     def end(self, code: grpc.StatusCode, why: str) -> None:
         self.code, self.why = code, why
@@ -210,6 +212,8 @@ class GrpcServer(Transport):
                     await context.write(frame)
                     self.traffic["out"] += len(frame)
                 self.activity[stream.name].sent(len(body))
+                if head.get("kind") == "packet":
+                    stream.forwarded.release(str(head["from"]), len(body))
                 del body
 
     async def report(self, request: bytes, context: Context) -> bytes:
@@ -227,6 +231,17 @@ class GrpcServer(Transport):
         stream = self.sites.get(name)
         if stream:
             self._thread.loop.call_soon_threadsafe(stream.outbox.put_nowait, (head, body))
+
+    def forward(self, name: str, sender: str, head: Head, body: bytes) -> bool:
+        stream = self.sites.get(name)
+        if stream is None or not stream.forwarded.admit(sender, len(body)):
+            return False
+        self.send(name, head, body)
+        return True
+
+    def has_room(self, name: str, sender: str) -> bool:
+        stream = self.sites.get(name)
+        return stream is not None and stream.forwarded.is_empty(sender)
 
     def drop(self, name: str, why: str) -> None:
         stream = self.sites.get(name)

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 
+from kilter.net.byte_budget import ByteBudget
 from kilter.net.frames import LARGEST, Head, pack_letter, unpack_letter
 from kilter.net.names import printable
 from kilter.net.seal import Seal
@@ -24,7 +25,6 @@ from kilter.records.wire import Malformed
 
 log = logging.getLogger("kilter.net")
 
-EARLY = 64  # packets that wait for news of their sender
 WIDTH = 256  # packets that may overtake one
 OVERHEAD = 32  # bytes that sealing adds: salt and tag
 
@@ -62,6 +62,7 @@ class Links(ABC):
         self._seal = seal
         self._number = 0
         self._early: list[tuple[Packet, bytes]] = []  # packets of sites that I do not know to be here
+        self._early_budget = ByteBudget()
         self._sending = threading.Lock()
         self._opened: dict[tuple[str, str], Window] = {}  # by sender and its process
         # Called without `changed` held: a packet that was opened; that somebody came or left.
@@ -102,10 +103,14 @@ class Links(ABC):
             return
         with self.changed:
             there = self.present.get(packet.sender)
-            if there is None or there[0].nonce != packet.nonce:  # it knows of me before I know of it
-                if len(self._early) < EARLY:
-                    self._early.append((packet, sealed))
-                return
+            is_early = there is None or there[0].nonce != packet.nonce  # it knows of me before I know of it
+            kept = is_early and self._early_budget.admit(packet.sender, len(sealed))
+            if kept:
+                self._early.append((packet, sealed))
+        if there is None or is_early:
+            if not kept:
+                self.note(f"a packet of {packet.sender} was dropped: too many came before news of it")
+            return
         ready, _ = there
         key = packet.sender, ready.nonce
         try:
@@ -135,6 +140,7 @@ class Links(ABC):
                 self.connection += 1
             self.present = others
             early, self._early = self._early, []
+            self._early_budget = ByteBudget()
             self.changed.notify_all()
         self.on_presence()
         for packet, sealed in early:

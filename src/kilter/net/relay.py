@@ -1,12 +1,13 @@
 """The server of a rotating federation: it tells sites the terms and who is present, and forwards packets that it cannot open.
 
 It runs no script and holds no model. Sites send it the record of each round (means over sites, bytes, failures), which it writes
-to its run folder. If it stops and starts again, sites reconnect and go on.
+to its run folder. If it stops and starts again, sites reconnect and go on. What waits for a slow receiver is bounded in bytes for
+each sender: more is lost, and when there is room again, the receiver's connection counts as new: others send again what matters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from kilter.net.frames import Body, Head
 from kilter.net.messages import Refusal, kind_of
@@ -30,12 +31,15 @@ class Relay:
         transport: Transport,
         run: str,
         ids: tuple[str, ...],
+        aggregators: Collection[str],
         terms: Callable[[str], Head],
         quorum: int = 0,
         deadline: float = 600.0,
         grace: float = 30.0,
     ) -> None:
         self.run, self.ids, self.round = run, ids, 0
+        self._aggregators = aggregators
+        self._overflowed: set[tuple[str, str]] = set()  # receiver and sender of packets that had no room
         self._transport, self._terms = transport, terms
         self._quorum, self._deadline, self._grace = quorum, deadline, grace
         self._ready: dict[str, tuple[ConnectedSite, Ready, int]] = {}  # with the number of the connection
@@ -71,6 +75,8 @@ class Relay:
             if kind == "ready":
                 return self._welcome(name, Ready.parse(head))
             if kind in ("record", "records", "result") and len(body) <= LARGEST_RECORD:
+                if name not in self._aggregators:
+                    return "it does not aggregate in this run, and so has nothing to report"
                 self._take_report(kind, bytes(body))
                 return None
         except (Malformed, Unreadable) as e:
@@ -91,8 +97,9 @@ class Relay:
             return "it signs with another's name"
         if packet.run != self.run or packet.to not in self.ids:
             return "a packet for another run, or for nobody who takes part"
-        if self._is_ready(packet.to):
-            self._transport.send(packet.to, packet.head(), bytes(body))
+        if self._is_ready(packet.to) and not self._transport.forward(packet.to, name, packet.head(), bytes(body)):
+            self._transport.note(f"{packet.to} reads too slowly: a packet of {name} is lost and will be sent again")
+            self._overflowed.add((packet.to, name))
         return None
 
     def _take_report(self, kind: str, body: bytes) -> None:
@@ -110,7 +117,12 @@ class Relay:
         return known is not None and self._transport.sites.get(name) is known[0]
 
     def _announce(self) -> None:
-        """Tell all sites who is there, if that has changed."""
+        """Tell all sites who is there, if that has changed, and whose packets were lost."""
+        for to, sender in list(self._overflowed):
+            if self._transport.has_room(to, sender) and self._is_ready(to):
+                self._overflowed.discard((to, sender))
+                self._connections += 1
+                self._ready[to] = (*self._ready[to][:2], self._connections)
         sites = {name: (ready, number) for name, (_, ready, number) in self._ready.items() if self._is_ready(name)}
         presence = Presence(sites, self._quorum, self._deadline, self._grace)
         if presence != self._announced:

@@ -30,6 +30,7 @@ class RelayLinks(Links):
     def __init__(self, site: Site, run: str, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(run, site.seal, site.largest)
         self._loop = loop
+        # Not bounded: a leader sends each site one order at a time, and a lost connection empties the outbox.
         self.outbox: Outbox | None = None
 
     def post(self, packet: Packet, sealed: bytes) -> None:

@@ -1,9 +1,10 @@
 """A site's part in a rotating federation: it follows the leader of a round, leads when its turn comes, and hands over.
 
 One site at a time holds the state of the finished rounds. It appoints the leader of the next round, the first in turn that is there
-and willing, and keeps the state until that leader has finished. If the leader is lost for longer than the grace, the holder
-appoints a successor, who repeats the round: members go back to their state before it. A leader that finishes asks to be released
-by the one who appointed it, so a leader that was given up cannot go on. `position.json` makes all of this survive a restart.
+and willing, and keeps the state until that leader has finished. If the leader is lost for longer than the grace, or makes no
+progress until the deadline, the holder appoints a successor, who repeats the round: members go back to their state before it. A
+leader that finishes asks to be released by the one who appointed it, so a leader that was given up cannot go on. `position.json`
+makes all of this survive a restart. If the leader and the holder are both lost, the run waits for one of them.
 """
 
 from __future__ import annotations
@@ -11,31 +12,35 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from kilter.net.aggregator import AggregatorRuntime, LinkTransport, SteppedDown, TurnOver
 from kilter.net.frames import Head
 from kilter.net.hand_over import HandOver, pack_up
+from kilter.net.hand_over_inbox import HandOverInbox
+from kilter.net.known_turns import KnownTurns
 from kilter.net.links import Links
 from kilter.net.messages import Order, Reply, kind_of
 from kilter.net.order_worker import OrderWorker
 from kilter.net.position import Position
+from kilter.net.run_reports import Report, RunReports
 from kilter.net.site import Site
-from kilter.net.turns import NOBODY, Ready, Turn, TurnMessage, Waits
-from kilter.records.codec import Unreadable, to_json
-from kilter.records.run_folder import Store, read_rounds, read_summary
-from kilter.records.types import Round
+from kilter.net.succession import Succession
+from kilter.net.turns import Ready, Turn, TurnMessage, Waits
+from kilter.records.codec import Unreadable
+from kilter.records.run_folder import Store
 from kilter.records.wire import Malformed
 
 log = logging.getLogger("kilter.net")
 
 PAUSE = 0.25  # seconds between two looks at who is there
-Report = Callable[[str, str], None]  # takes "record" or "result", and a record as JSON
+SIGN_SECONDS = 10.0  # between two signs of progress of a leader, at most
 
 
 class Rotation:
@@ -45,26 +50,34 @@ class Rotation:
         self, site: Site, links: Links, folder: Path, waits: Waits, report: Report, relay: bool = False
     ) -> None:
         assert site.terms is not None
-        self.site, self.links, self.waits, self.terms = site, links, waits, site.terms
+        self.site, self.links, self.terms, self._folder = site, links, site.terms, folder
         self.done: Future[None] = Future()
-        self._report, self._has_relay = report, relay  # with a relay, `report` tells it; without, it writes the records
-        self._folder = folder
+        self._reports = RunReports(links, self.terms.ids, report, relay)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.position = Position.read(folder)
-        self.known, self._leader = self.position.turn, ""  # the highest turn that this site knows of, and who leads it
+        self.known = KnownTurns(self.position.turn, self.terms.aggregators, site.experiment.rounds, self.terms.turns)
+        self.succession = Succession(site, links, self.known, waits)
         self._lock = threading.RLock()
         self._awake = threading.Event()
         self._worker = OrderWorker(site, self._answer)
-        self._books: dict[Turn, bytes] = {}
-        self._incoming: tuple[str, TurnMessage, bytes] | None = None  # a hand-over to me
+        self._incoming = HandOverInbox()
         self._transport: LinkTransport | None = None  # while this site leads
         self._fed: AggregatorRuntime | None = None
         self._sent: tuple[TurnMessage, object] | None = None  # what went out last, and over which connection
         self._taken = False  # the leader that I appointed has stored the hand-over
-        self._lost: set[str] = set()  # leaders of the next round that were lost
+        self._sign_due = 0.0  # when this leader shows the next sign of progress
         self._threads: list[threading.Thread] = []
         self._closed = False
         links.on_packet, links.on_presence = self._on_packet, self._on_presence
+
+    @property
+    def waits(self) -> Waits:
+        """How long to wait for others; a relay tells it."""
+        return self.succession.waits
+
+    @waits.setter
+    def waits(self, waits: Waits) -> None:
+        self.succession.waits = waits
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -73,13 +86,12 @@ class Rotation:
     @property
     def round(self) -> int:
         """The round that this site knows to be under way."""
-        return self.known.round
+        return self.known.turn.round
 
     def ready(self) -> Ready:
         """What the others must know about this site."""
-        hello, policy = self.site.hello(), self.site.policy
-        aggregates = policy.aggregate
-        return Ready(self.site.name, self.links.nonce, hello.rows, hello.instance, hello.card, self.known, aggregates)
+        hello, turn, aggregates = self.site.hello(), self.known.turn, self.site.policy.aggregate
+        return Ready(self.site.name, self.links.nonce, hello.rows, hello.instance, hello.card, turn, aggregates)
 
     def start(self) -> None:
         """Begin to follow and lead. Nothing happens the second time."""
@@ -120,9 +132,10 @@ class Rotation:
 
     def _on_presence(self) -> None:
         with self.links.changed:
-            turns = [ready.turn for ready, _ in self.links.present.values()]
-        for turn in turns:
-            self._observe(turn, "")
+            turns = {name: ready.turn for name, (ready, _) in self.links.present.items()}
+        for name, turn in turns.items():
+            if name in self.terms.aggregators and turn.round <= self.site.experiment.rounds:
+                self._observe(turn, "")
         if (transport := self._transport) is not None:
             transport.refresh()
         self._awake.set()
@@ -140,59 +153,74 @@ class Rotation:
             self.links.note(f"{sender} sent something that cannot be used: {e}")
 
     def _on_order(self, sender: str, head: Head, body: bytes) -> None:
-        turn = Turn.parse(head.get("turn"))
-        if turn < self.known or sender not in self.terms.aggregators:
-            self.links.send(sender, TurnMessage("stale", self.known).head())
+        turn, order = Turn.parse(head.get("turn")), Order.parse(head)
+        self.known.check(sender, turn)
+        if not self.known.leads(sender, turn):
+            self.links.send(sender, TurnMessage("stale", self.known.turn).head())
             return
         self._observe(turn, sender)
-        self._worker.put(sender, Order.parse(head), body)
+        self._worker.put(sender, order, body)
 
     def _on_turn(self, sender: str, message: TurnMessage, body: bytes) -> None:
         position, turn = self.position, message.turn
-        if message.kind == "books":
-            self._books = {turn: body}
-        elif message.kind == "hand-over":
-            self._incoming = sender, message, body
+        if message.kind == "stale" and sender not in self.terms.aggregators:
+            return  # the leader that it follows will say so itself
+        self.known.check(sender, turn)
+        if message.kind in ("books", "hand-over"):
+            self._receive_hand_over(sender, message, body)
         elif message.kind == "taken":
             self._taken |= (position.appointed, position.next_turn) == (sender, turn)
         elif message.kind == "finished":
             self._release(sender, turn)
-        elif message.kind == "released" and position.phase == "finished" and position.turn == turn:
-            self._move(replace(position, phase="holding", attempt=0, appointed=""), position)
+        elif message.kind == "released":
+            if (position.phase, position.turn, position.previous) == ("finished", turn, sender):
+                self._move(replace(position, phase="holding", attempt=0, appointed=""), position)
         elif message.kind == "stale":
             self._observe(turn, "")
-        elif message.kind in ("record", "records", "result"):
-            self._report(message.kind, body.decode(errors="replace"))
+        elif not self.known.leads(sender, turn):
+            log.info("%s of %s was ignored: it does not lead", message.kind, sender)
+        elif message.kind == "leading":
+            self._observe(turn, sender)
         elif message.kind == "over":
             self.end()
+        else:
+            self._reports.receive(message.kind, body)
         self._awake.set()
+
+    def _receive_hand_over(self, sender: str, message: TurnMessage, body: bytes) -> None:
+        """Keep a hand-over until it is taken. It must come from the site that has the state, as far as this site knows."""
+        holder = self.known.holder(message.turn)
+        if holder not in ("", sender) and self.links.away(holder) == 0:
+            raise Malformed(f"a hand-over of round {message.turn.round}, whose state {holder} has")
+        if message.kind == "books":
+            self._incoming.put_books(sender, message.turn, body)
+        else:
+            self._incoming.put(sender, message, body)
 
     def _release(self, sender: str, turn: Turn) -> None:
         """The leader has finished: it may go on, unless I have given it up."""
         with self._lock:
             position, mine = self.position, self.position.next_turn
             holds = position.phase == "holding" and mine.round == turn.round
-            given_up = turn < self.known or (holds and turn < mine)
-            if holds and turn == mine:
+            appointed = turn == mine and sender == position.appointed
+            given_up = turn < self.known.turn or (holds and not appointed)
+            if holds and appointed:
                 self._move(Position(turn), position)
-        answer = TurnMessage("stale", max(self.known, mine)) if given_up else TurnMessage("released", turn)
+        answer = TurnMessage("stale", max(self.known.turn, mine)) if given_up else TurnMessage("released", turn)
         self.links.send(sender, answer.head())
 
     def _observe(self, turn: Turn, leader: str) -> None:
-        """Somebody follows this turn: lower ones of mine end."""
+        """Somebody follows this turn, or leads it: lower ones of mine end."""
         with self._lock:
-            if turn >= self.known and leader:
-                self._leader = leader
-            if turn <= self.known:
-                return
-            self.known = turn
+            higher = self.known.observe(turn, leader)
             position = self.position
-            if position.phase in ("leading", "finished") and turn > position.turn:
+            replaced = turn == position.turn and self.known.leader not in ("", self.site.name)
+            if position.phase in ("leading", "finished") and (turn > position.turn or replaced):
                 log.warning("round %d goes on without this site as its leader", turn.round)
                 self._move(Position(turn), position)
                 if self._fed is not None:
                     self._fed.step_down()
-            elif position.phase == "holding" and turn.round > position.next_turn.round:
+            elif higher and position.phase == "holding" and turn.round > position.next_turn.round:
                 self._move(Position(turn), position)
 
     def _move(self, position: Position, before: Position) -> None:
@@ -203,23 +231,22 @@ class Rotation:
             position.write(self._folder)
             self.position, self._sent, self._taken = position, None, False
             if position.phase == "member":
-                self._lost.clear()
+                self.succession.forget()
         self._awake.set()
 
     def _answer(self, leader: str, reply: Reply, body: bytes) -> None:
         """Send a reply to the leader, which may be this site."""
         if leader != self.site.name:
             self.links.send(leader, reply.head(), body)
-        elif (transport := self._transport) is not None:
-            transport.reply(leader, reply.head(), body)
+        elif self._transport is not None:
+            self._transport.reply(leader, reply.head(), body)
 
     # Turns, in a thread of their own --------------------------------------------------------------------------------
 
     def _take_turns(self) -> None:
         while not self._closed:
-            if self._incoming is not None:
-                self._take_over(*self._incoming)
-                self._incoming = None
+            while (arrived := self._incoming.take()) is not None:
+                self._take_over(*arrived)
             self.position.clean(self._folder)
             phase = self.position.phase
             if phase == "leading":
@@ -232,55 +259,36 @@ class Rotation:
                 self._awake.wait(PAUSE)
                 self._awake.clear()
 
-    def _choose(self, round: int) -> str | None:
-        """Who leads this round: the first in turn that is there and willing. None: wait for somebody who left just now."""
-        for name in self.terms.turns(round):
-            if name in self._lost:
-                continue
-            if name == self.site.name:
-                if self.site.policy.aggregate:
-                    return name
-                continue
-            with self.links.changed:
-                there = self.links.present.get(name)
-            if there is None and self.links.away(name) < self.waits.grace:
-                return None
-            if there is not None and there[0].aggregates:
-                return name
-        self._lost.clear()
-        return None
-
     def _begin(self) -> None:
         """Lead the first round, if nobody has and it falls to this site."""
-        if self.known.round > 1:
+        turn, leader, attempt = self.known.turn, self.known.leader, 0
+        if turn.round > 1:
+            self.succession.watch()
             return
-        attempt = 0
-        if self.known != NOBODY:  # somebody leads the first round: take over only if it is lost
-            if not self._leader or self._leader == self.site.name or self.links.away(self._leader) <= self.waits.grace:
+        if not self.known.nobody_leads:  # somebody leads the first round: take over only if it is lost
+            if leader in ("", self.site.name) or not self.succession.gives_up(leader, 1):
                 return
-            self._lost.add(self._leader)
-            attempt = self.known.attempt + 1
+            attempt = turn.attempt + 1
         with self.links.changed:
             here = len(self.links.present) + 1
         needed = self.waits.quorum or len(self.terms.ids)
-        if (here >= needed or attempt) and self._choose(1) == self.site.name:
-            turn = Turn(1, attempt)
-            self._move(Position(turn, "leading", "", self._place(turn).name), self.position)
+        if (here >= needed or attempt) and self.succession.choose(1) == self.site.name:
+            first = Turn(1, attempt)
+            self._move(Position(first, "leading", "", self._place(first).name), self.position)
 
-    def _take_over(self, sender: str, message: TurnMessage, body: bytes) -> None:
+    def _take_over(self, sender: str, message: TurnMessage, books: bytes, body: bytes) -> None:
         """Store a hand-over; from then on this site leads."""
         turn, position = message.turn, self.position
         if turn == position.turn and position.phase in ("leading", "finished"):  # it came twice
             self.links.send(sender, TurnMessage("taken", turn).head())
             return
-        if turn < self.known or (position.phase == "holding" and turn <= position.next_turn):
-            self.links.send(sender, TurnMessage("stale", max(self.known, position.next_turn)).head())
+        if turn < self.known.turn or (position.phase == "holding" and turn <= position.next_turn):
+            self.links.send(sender, TurnMessage("stale", max(self.known.turn, position.next_turn)).head())
             return
         if not self.site.policy.aggregate or self.site.name not in self.terms.aggregators:
             self.links.note(f"{sender} wants this site to aggregate, which its policy or role does not allow")
             return
         try:
-            books = self._books.pop(turn, b"")
             received = HandOver.parse(books, body, message.sizes, self.site.experiment)
             if received.saved.at.round != turn.round - 1:
                 raise Malformed("a hand-over of another round")
@@ -306,6 +314,7 @@ class Rotation:
         transport = LinkTransport(self.links, self.ready(), self.terms.description, turn, self._ask_myself)
         waits = self.waits
         fed = AggregatorRuntime(transport, site, waits.quorum or None, waits.deadline, waits.grace)
+        fed.on_progress, self._sign_due = self._show_progress, 0.0
         fed.robust = site.experiment.robust
         self._transport, self._fed = transport, fed
         transport.refresh()
@@ -313,7 +322,8 @@ class Rotation:
         try:
             if self._closed or self.position != position:
                 return
-            site.experiment.run(site.method, fed, store, self._watch, checkpoint_seconds=0.0)
+            watch = partial(self._reports.record, turn)
+            site.experiment.run(site.method, fed, store, watch, checkpoint_seconds=0.0)
         except TurnOver:
             self._move(replace(position, phase="finished"), position)
         except SteppedDown:
@@ -330,15 +340,11 @@ class Rotation:
     def _ask_myself(self, head: Head, body: bytes) -> None:
         self._worker.put(self.site.name, Order.parse(head), body)
 
-    def _watch(self, record: Round) -> None:
-        self._tell("record", to_json(record))
-
-    def _tell(self, kind: Literal["record", "records", "result"], text: str) -> None:
-        """Report a record; without a relay, to the other sites as well."""
-        self._report(kind, text)
-        if not self._has_relay:
-            for name in self.terms.ids:
-                self.links.send(name, TurnMessage(kind, self.position.turn).head(), text.encode())
+    def _show_progress(self) -> None:
+        """Called by the script of my turn while it works: tell the others now and then, several times before the deadline."""
+        if (now := time.monotonic()) >= self._sign_due:
+            self._sign_due = now + min(SIGN_SECONDS, self.waits.deadline / 4)
+            self._reports.leading(self.position.turn)
 
     def _ask_release(self) -> None:
         """Go on only if the one who appointed me has not given me up; if it is lost, it cannot have."""
@@ -362,17 +368,16 @@ class Rotation:
         """Choose the leader of the next round, hand over to it, and wait until it has finished."""
         before = position = self.position
         if position.appointed:
-            if self.links.away(position.appointed) <= self.waits.grace:
+            if not self.succession.gives_up(position.appointed, position.next_turn.round):
                 if not self._taken:
                     self._hand_over(position)
                 return
-            log.warning("%s is lost: another site repeats round %d", position.appointed, position.next_turn.round)
-            self._lost.add(position.appointed)
             position = replace(position, attempt=position.attempt + 1, appointed="")
-        name = self._choose(position.next_turn.round)
+        name = self.succession.choose(position.next_turn.round)
         if name == self.site.name:
             self._move(Position(position.next_turn, "leading", "", position.folder), before)
         elif name is not None:
+            self.known.progressed()  # its time runs from now on
             self._move(replace(position, appointed=name), before)
 
     def _hand_over(self, position: Position) -> None:
@@ -386,15 +391,10 @@ class Rotation:
 
     def _announce_end(self) -> None:
         """Tell everybody that the run is over; with a relay, until it says goodbye."""
-        message = TurnMessage("over", self.position.turn)
-        connection = self.links.connection
+        message, connection = TurnMessage("over", self.position.turn), self.links.connection
         if self._sent == (message, connection) or not self.links.online:
             return
-        folder = self._folder / self.position.folder
-        self._tell("records", "\n".join(map(to_json, read_rounds(folder))))
-        self._tell("result", to_json(read_summary(folder)))
-        if not self._has_relay:
-            for name in self.terms.ids:
-                self.links.send(name, message.head())
+        self._reports.end(self.position.turn, self._folder / self.position.folder)
+        if not self._reports.relay:
             self.end()
         self._sent = message, connection

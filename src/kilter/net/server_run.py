@@ -246,7 +246,8 @@ class ServerRun:
         out: Console,
     ) -> None:
         """The sites aggregate in turn: forward their packets until one of them reports the result."""
-        relay = Relay(transport, runtime.run, runtime.ids, terms, self.quorum, self.deadline, self.grace)
+        aggregators = parse_roles(self.experiment.roles).aggregators(runtime.ids)
+        relay = Relay(transport, runtime.run, runtime.ids, aggregators, terms, self.quorum, self.deadline, self.grace)
         board.fed = relay
         with Progress(self.experiment.rounds, out, self.experiment.make(**facts).task.main) as progress:
             relay.lead(self.store, watching(board, progress))

@@ -81,6 +81,15 @@ class Transport(ABC):
     def send(self, name: str, head: Head, body: bytes) -> None:
         """Send a message to a site, if it is connected; hold `changed`."""
 
+    def forward(self, name: str, sender: str, head: Head, body: bytes) -> bool:
+        """Send a message of another site; false if too many bytes of its sender wait already. Hold `changed`."""
+        self.send(name, head, body)
+        return True
+
+    def has_room(self, name: str, sender: str) -> bool:
+        """Whether nothing of this sender waits to be forwarded to this site; hold `changed`."""
+        return True
+
     @abstractmethod
     def drop(self, name: str, why: str) -> None:
         """Disconnect a site for good; hold `changed`."""

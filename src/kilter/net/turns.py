@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from kilter.net.fields import Fields
 from kilter.net.frames import Head
@@ -146,20 +146,19 @@ class Packet:
 
 
 TurnKind = Literal[
-    "books", "hand-over", "taken", "finished", "released", "stale", "record", "records", "result", "over"
+    "books",  # the run's records so far, and the last replies that counted: comes before a hand-over
+    "hand-over",  # state, aggregator's memory, best model so far: the receiver leads this turn
+    "taken",  # the receiver has stored the hand-over
+    "leading",  # the leader makes progress: a leader without progress is given up after the deadline
+    "finished",  # the leader has finished its round and asks to be released from the one who appointed it
+    "released",  # the one who appointed it agrees: it has appointed no successor
+    "stale",  # an order of a lower turn is refused; `turn` is the highest known
+    "record",  # without a relay: the record of a round, for every site's run folder
+    "records",  # at the end: all of them, because single ones may have been lost
+    "result",  # without a relay: the run's summary
+    "over",  # the run is finished
 ]
-TURN_KINDS: dict[str, TurnKind] = {
-    "books": "books",  # the run's records so far, and the last replies that counted: comes before a hand-over
-    "hand-over": "hand-over",  # state, aggregator's memory, best model so far: the receiver leads this turn
-    "taken": "taken",  # the receiver has stored the hand-over
-    "finished": "finished",  # the leader has finished its round and asks to be released from the one who appointed it
-    "released": "released",  # the one who appointed it agrees: it has appointed no successor
-    "stale": "stale",  # an order of a lower turn is refused; `turn` is the highest known
-    "record": "record",  # without a relay: the record of a round, for every site's run folder
-    "records": "records",  # at the end: all of them, because single ones may have been lost
-    "result": "result",  # without a relay: the run's summary
-    "over": "over",  # the run is finished
-}
+TURN_KINDS: tuple[TurnKind, ...] = get_args(TurnKind)
 
 
 @dataclass(frozen=True)
@@ -176,8 +175,8 @@ class TurnMessage:
     @staticmethod
     def parse(head: Mapping[str, object]) -> TurnMessage:
         fields = Fields(head, "a message about turns")
-        kind = TURN_KINDS.get(fields.text("kind", 20))
-        if kind is None:
+        kind = fields.text("kind", 20)
+        if kind not in TURN_KINDS:
             raise Malformed("a message about turns of an unknown kind")
         sizes = head.get("sizes", [])
         if not isinstance(sizes, list) or len(sizes) > 3:
