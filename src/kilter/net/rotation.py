@@ -159,7 +159,7 @@ class Rotation:
             self.links.send(sender, TurnMessage("stale", self.known.turn).head())
             return
         self._observe(turn, sender)
-        self._worker.put(sender, order, body)
+        self._worker.put(sender, turn, order, body)
 
     def _on_turn(self, sender: str, message: TurnMessage, body: bytes) -> None:
         position, turn = self.position, message.turn
@@ -338,7 +338,7 @@ class Rotation:
             store.close()
 
     def _ask_myself(self, head: Head, body: bytes) -> None:
-        self._worker.put(self.site.name, Order.parse(head), body)
+        self._worker.put(self.site.name, Turn.parse(head.get("turn")), Order.parse(head), body)
 
     def _show_progress(self) -> None:
         """Called by the script of my turn while it works: tell the others now and then, several times before the deadline."""
