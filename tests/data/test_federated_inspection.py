@@ -66,6 +66,17 @@ def test_a_mean_in_another_unit_is_named_in_the_page_and_the_terminal():
     assert len(shown.tables(report)) > 4
 
 
+def test_another_unit_at_one_of_two_equal_sites_is_named():
+    heights, ward, ill = np.linspace(150, 190, 40), ["X"] * 40, ["ill", "well"] * 20
+    report = inspected(a=(list(heights), ward, ill), b=(list(heights / 100), ward, ill))
+    assert [text for text in report.warnings if "same unit" in text] == [
+        "The mean of `age` is 170 at a and 1.7 at the other sites: is it in the same unit?",
+        "The mean of `age` is 1.7 at b and 170 at the other sites: is it in the same unit?",
+    ]
+    usual = inspected(a=(list(heights), ward, ill), b=(list(heights + 20), ward, ill))
+    assert not [text for text in usual.warnings if "same unit" in text]
+
+
 def test_targets_that_are_no_classes_are_left_out():
     schema = Schema((Column("age", "number"),), "days", ("days",), "regression", (Column("days", "number"),))
     assert with_label_counts(schema) == schema

@@ -155,6 +155,7 @@ class Place:
             out,
             "--sites",
             ",".join(self.sites),
+            *(() if "--linger" in words else ("--linger", "0")),
         ]
         made = self.kilter("serve", "experiment.toml", *options, *words, name="server", **env)
         self.port = int(made.until(r"Listening on 127\.0\.0\.1:(\d+)"))

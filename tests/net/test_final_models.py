@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,31 @@ def test_every_site_receives_its_models(tmp_path: Path, method: str) -> None:
         if method == "fedavg":
             at_server = load_model(tmp_path / "run", "last")
             assert torch.equal(load_model(folder, "last").params["head.weight"], at_server.params["head.weight"])
+
+
+@pytest.mark.parametrize(("method", "restarted"), [("fedavg", True), ("fedrep", False)])
+def test_a_site_that_comes_back_after_the_end_receives_its_models(
+    place: Callable[..., Place], method: str, restarted: bool
+) -> None:
+    here = place(method=method, rounds=8)
+    server = here.serve("--grace", "0.5", "--quorum", "2", "--linger", "0" if restarted else "60")
+    a, b, c = here.all()
+    server.until("round 1/8")
+    c.kill()
+    if restarted:
+        server.wait()
+        server = here.serve("--linger", "60", "--grace", "1", port=here.port)
+    server.until("c did not receive the final models: waiting up to 60 s")
+    assert sorted(here.summary()["received"]) == ["a", "b"]
+    for site in (a, b):
+        site.wait()  # the others leave at once
+    assert "the final models are in" in here.join("c").wait()
+    server.wait()
+    assert sorted(here.summary()["received"]) == ["a", "b", "c"]
+    (folder,) = (here.folder / "state-c/models").iterdir()
+    model = load_model(folder, "last" if method == "fedavg" else "", "" if method == "fedavg" else "c")
+    assert predict(model, read_rows(model, here.folder / "c.npz")).num_rows > 10
+    assert (folder / "README.md").exists()
 
 
 def test_a_model_of_another_network_is_refused(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from sites import RUN, SESSION, make_site
 
 from kilter.errors import Malformed, Mistake
 from kilter.net import messages, versions
+from kilter.net.agreement import Agreement
 from kilter.net.messages import Goodbye, Hello, Order, PeerAnswer, PeerHello, PeerLetter, Refusal, Reply
 from kilter.net.results import StepResult
-from kilter.net.server_run import Agreement
 from kilter.net.site_state import SiteState, StateDirectory
 from kilter.net.terms import Terms
 from kilter.net.versions import PROTOCOLS, common_protocol, read_range, upgraded

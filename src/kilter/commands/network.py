@@ -22,6 +22,7 @@ from kilter.commands.network_options import (
     Grace,
     Insecure,
     Largest,
+    Linger,
     Metrics,
     MetricsTls,
     MetricsToken,
@@ -66,6 +67,7 @@ def serve(
     ] = 0,
     deadline: Deadline = 600.0,
     grace: Grace = 30.0,
+    linger: Linger = 60.0,
     data: Annotated[
         str, typer.Option(help="The server's data (common test set, public rows); none: it has none.")
     ] = "",
@@ -102,7 +104,7 @@ def serve(
     if dashboard:
         address_of(dashboard)
     identity = tls.identity(tls_, insecure, listen)
-    run = ServerRun(Experiment.read(file), tls.words(sites), quorum, deadline, grace, data, folder, inspect)
+    run = ServerRun(Experiment.read(file), tls.words(sites), quorum, deadline, grace, data, folder, inspect, linger)
     server = GrpcServer(listen, identity, run.sites or None, largest, revocation_list(revoked, identity))
     me = identity.name if identity else "server"
     out.print(f"Listening on {listen.rpartition(':')[0]}:{server.port} as {me}; run folder {run.where}")

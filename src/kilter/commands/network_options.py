@@ -29,6 +29,7 @@ PublicRows = Annotated[str, typer.Option(help="A file of rows that every site ma
 Policy = Annotated[Path | None, typer.Option(help="This site's policy (site.toml).", show_default=False)]
 Deadline = Annotated[float, seconds("Seconds a site has for a step.")]
 Grace = Annotated[float, seconds("Seconds to wait for a site that lost its connection.")]
+Linger = Annotated[float, seconds("Seconds after the end for sites that lack the final models.")]
 GiveUp = Annotated[float, seconds("Stop retrying after this many seconds without the server.")]
 PeerDeadline = Annotated[float, seconds("Seconds to wait for a neighbour's letter.")]
 PeerGrace = Annotated[float, seconds("Seconds to wait for a neighbour that cannot be reached.")]

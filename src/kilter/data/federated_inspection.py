@@ -16,6 +16,7 @@ from kilter.data.skew import of_counts
 from kilter.data.statistics import ColumnStatistics, pool
 
 FAR = 1.0  # a mean that is more standard deviations away is worth a warning
+FAR_FROM_OTHERS = 5.0  # likewise, from the mean of the other sites, in the largest deviation of a site
 FEW_ROWS = 20  # a site with fewer labelled training rows is worth a warning
 
 
@@ -128,9 +129,24 @@ def _column_warnings(columns: Sequence[SharedColumn]) -> list[str]:
     for column in columns:
         if column.gaps is not None and column.gaps >= 1:
             messages.append(f"`{column.column}` has no values at {column.site}, or too few to share.")
-        elif column.distance is not None and column.distance > FAR:
+        elif column.mean is not None and (column.distance or 0.0) > FAR:
             messages.append(
                 f"The mean of `{column.column}` at {column.site} is {column.distance:.1f} standard deviations from that of all "
                 "sites: is it in the same unit?"
             )
+        elif others := _far_from_others(column, columns):
+            messages.append(
+                f"The mean of `{column.column}` is {column.mean:.3g} at {column.site} and {others:.3g} at the other sites: is it "
+                "in the same unit?"
+            )
     return messages
+
+
+def _far_from_others(column: SharedColumn, columns: Sequence[SharedColumn]) -> float | None:
+    """The mean at the other sites, if it differs by more than any site varies. With few sites, the pooled deviation hides this."""
+    others = [c for c in columns if c.column == column.column and c.site != column.site and c.mean is not None]
+    if column.mean is None or not others:
+        return None
+    mean = float(np.mean([c.mean for c in others]))
+    widest = max(c.std or 0.0 for c in (column, *others))
+    return mean if widest and abs(column.mean - mean) > FAR_FROM_OTHERS * widest else None

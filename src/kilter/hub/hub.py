@@ -22,6 +22,7 @@ from pathlib import Path
 from kilter.errors import Mistake
 from kilter.hub.config import HubConfig
 from kilter.hub.job_queue import JobQueue, QueuedJob
+from kilter.hub.late_models import LateModels
 from kilter.hub.messages import Assignment, JobView, SiteReport, State
 from kilter.hub.old_files import delete, expired_folders
 from kilter.hub.processes import MISTAKE, REFUSED, ChildProcess, last_message
@@ -92,6 +93,7 @@ class Hub:
         self._expiry: defaultdict[str, ExpiryWatch] = defaultdict(ExpiryWatch)  # of the agents' certificates
         self._rounds: dict[int, int] = {}  # of jobs at their last crash
         self._next_sweep = 0.0
+        self.late = LateModels(self.queue, self.folder, self._start_process, config.parallel)
 
     # Files ----------------------------------------------------------------------------------------------------------
 
@@ -141,7 +143,8 @@ class Hub:
                     async with asyncio.timeout(TICK):  # wait_for would swallow a cancellation that comes with a change
                         await self.changed.wait()
         finally:
-            await asyncio.gather(*(entry.process.stop() for entry in self.running.values()), return_exceptions=True)
+            processes = [*(entry.process for entry in self.running.values()), *self.late.sending.values()]
+            await asyncio.gather(*(process.stop() for process in processes), return_exceptions=True)
             for task in self._tasks:
                 task.cancel()
             shutil.rmtree(self._sockets, ignore_errors=True)
@@ -164,6 +167,8 @@ class Hub:
         lacked = {number: entry.lacked_for() for number, entry in self.running.items()}
         for decision in decide(jobs, lacked, views, self.config.parallel, self.config.patience):
             await self._carry_out(decision)
+        for job, process in await self.late.step(self.agents):
+            self._keep(self._watch_late(job, process))
         self._assign()
         self._delete_old_files()
 
@@ -187,7 +192,8 @@ class Hub:
         jobs = self.queue.active()
         running = [number for number in self.running if number not in self._stopping]
         for agent in self.agents.values():
-            assignment = Assignment(*assignments(jobs, running, agent.name))
+            run, hold = assignments(jobs, running, agent.name)
+            assignment = Assignment([*run, *self.late.of(agent.name)], hold)
             if assignment != agent.assigned:
                 agent.assigned = assignment
                 agent.assign(assignment)
@@ -206,21 +212,24 @@ class Hub:
         """Start the process of a job; the queue says `running` first, so a crash in between is repaired by starting it again."""
         if not self.queue.move(job.id, "running"):
             return
-        home = self.home(job)
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write(home / "spec.toml", job.spec)
-        words = self._study_words(job, home) if job.kind == "study" else self._run_words(job, home)
-        process = await ChildProcess.start(words, self.log_file(job))
+        process = await self._start_process(job)
         self.running[job.id] = RunningJob(job, process)
         self._keep(self._watch(job, process))
         log.info("job %d (%s) runs as process %d", job.id, job.name, process.pid)
 
-    def _run_words(self, job: QueuedJob, home: Path) -> list[str]:
+    async def _start_process(self, job: QueuedJob, linger: str = "0") -> ChildProcess:
+        home = self.home(job)
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write(home / "spec.toml", job.spec)
+        words = self._study_words(job, home) if job.kind == "study" else self._run_words(job, home, linger)
+        return await ChildProcess.start(words, self.log_file(job))
+
+    def _run_words(self, job: QueuedJob, home: Path, linger: str) -> list[str]:
         options = job.options
         words = ["serve", str(home / "spec.toml"), "--listen", f"unix:{self.socket(job.id)}", "--insecure"]
         words += ["--sites", ",".join(job.sites), "--out", str(self.folder(job)), "--largest", str(self.config.largest)]
         words += ["--data", self.config.data.get(options.data, "none")]
-        words += ["--deadline", str(options.deadline), "--grace", str(options.grace)]
+        words += ["--deadline", str(options.deadline), "--grace", str(options.grace), "--linger", linger]
         return words + (["--quorum", str(job.quorum)] if job.quorum else [])
 
     def _study_words(self, job: QueuedJob, home: Path) -> list[str]:
@@ -236,6 +245,7 @@ class Hub:
             return
         if code == 0 and self._has_result(job):
             self.queue.move(job.id, "finished")
+            self.late.remember(job)
             log.info("job %d is finished", job.id)
         elif code in (0, MISTAKE, REFUSED):
             self._fail(job, last_message(process.log) or "it ended without a result")
@@ -247,6 +257,12 @@ class Hub:
             log.warning("the process of job %d ended with code %d (%d)", job.id, code, crashes)
             if crashes >= MOST_CRASHES:
                 self._fail(job, f"its process crashed {crashes} times: {last_message(process.log)}"[:400])
+
+    async def _watch_late(self, job: QueuedJob, process: ChildProcess) -> None:
+        """When the process that sent models of a finished run ends, look who has them now."""
+        await process.wait()
+        self.late.ended(job)
+        self.changed.set()
 
     def _has_result(self, job: QueuedJob) -> bool:
         return (self.folder(job) / ("results.json" if job.kind == "study" else "summary.json")).exists()

@@ -229,6 +229,11 @@ class JobQueue:
             query, values = f"{query} AND owner = ?", (*values, owner)
         return [_job(r) for r in self._db.execute(f"{query} ORDER BY id DESC LIMIT ?", (*values, most))]
 
+    def finished_runs(self, most: int) -> list[QueuedJob]:
+        """Runs that are finished, newest first; not studies."""
+        query = "SELECT * FROM jobs WHERE state = 'finished' AND kind != 'study' ORDER BY id DESC LIMIT ?"
+        return [_job(r) for r in self._db.execute(query, (most,))]
+
     def counts(self) -> Mapping[State, int]:
         """How many jobs are in each state."""
         return dict(self._db.execute("SELECT state, COUNT(*) FROM jobs GROUP BY state").fetchall())

@@ -193,7 +193,7 @@ class HubService:
         job = self.hub.queue.get(int(number)) if number.isdecimal() and len(number) < 16 else None
         if job is None or job.kind == "study" or known.name not in job.sites:
             raise await self._refuse(context, known.name, "this hub has no such run for it: use `kilter site run`")
-        if job.state == "finished":
+        if job.state == "finished" and job.id not in self.hub.late.sending:
             for frame in to_frames({"kind": "goodbye", "finished": True, "why": ""}):
                 await context.write(frame)
             return
@@ -201,7 +201,7 @@ class HubService:
             first = await hello_frame(context, known.name)
         except (Malformed, TimeoutError) as e:
             raise await self._refuse(context, known.name, str(e) or "no hello came") from None
-        if job.id not in self.hub.running:
+        if job.id not in self.hub.running and job.id not in self.hub.late.sending:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"job {job.id} does not run now")
         passing = asyncio.create_task(relay(first, context, self.hub.socket(job.id), self.hub.traffic))
         revoked = asyncio.create_task(self._until_revoked(known))

@@ -37,9 +37,9 @@ from kilter.runtimes.step_runner import Absent, Done, StepFailed
 
 log = logging.getLogger("kilter.net")
 
-_, ACCEPTED, BEGAN = (
-    RESERVED  # kept in the checkpoint: each site's last accepted reply; the state that peers start from
-)
+# Kept in the checkpoint: each site's last accepted reply; the state that peers start from.
+_, ACCEPTED, BEGAN = RESERVED
+AFTER_THE_END = 50_000  # calls to distribute models late are numbered from here
 REMARKS = 1000  # most remarks on record in one round, and orders whose late answers are recognised
 
 
@@ -100,8 +100,7 @@ class ServerRuntime(Runtime):
             raise Mistake(f"The quorum is a number of sites from 1 to {len(self.ids)}, not {quorum}.")
         self.quorum = len(self.ids) if quorum is None else quorum  # to begin
         self.enough = (len(self.ids) + 1) // 2 if quorum is None else quorum  # to go on after a deadline
-        self.deadline, self.grace = deadline, grace
-        self._transport, self._began = transport, time.monotonic()
+        self.deadline, self.grace, self._transport, self._began = deadline, grace, transport, time.monotonic()
         self._method: Method | None = None
         self._metrics: frozenset[str] | None = None
         self._call: Call | None = None
@@ -268,10 +267,8 @@ class ServerRuntime(Runtime):
             return Done(error=Absent(f"its reply cannot be used: {e}"))
         except (TypeError, ValueError, OverflowError, RecursionError, AttributeError, LookupError) as e:
             return Done(error=Absent(f"its reply cannot be used ({type(e).__name__})"))
-        if isinstance(body, mmap.mmap) and not isinstance(
-            tree, Post
-        ):  # it is in a file already: read it when it is needed
-            body.madvise(mmap.MADV_DONTNEED)
+        if isinstance(body, mmap.mmap) and not isinstance(tree, Post):
+            body.madvise(mmap.MADV_DONTNEED)  # it is in a file already: read it when it is needed
             done.kept = Unread(partial(read_again, body))
         return done
 
@@ -298,10 +295,17 @@ class ServerRuntime(Runtime):
             self.ledger.failed(self.aggregator, combine.__name__, why, "error")
             return state
 
-    def distribute(self, method: Method, state: Tree, best: Params | None, card: str) -> list[str]:
+    def distribute(
+        self, method: Method, state: Tree, best: Params | None, card: str, to: Sequence[str] | None = None
+    ) -> list[str]:
         shared = state if isinstance(state, AtNodes) else method.shared(state)
         self.enough = 0  # the run is over: nobody is waited for beyond the deadline
-        return list(self.call(RECEIVE, {"state": shared, "best": best, "card": card}, training=False, alike=False))
+        return list(self.call(RECEIVE, {"state": shared, "best": best, "card": card}, to, training=False, alike=False))
+
+    def reopen(self, round: int, states: dict[str, dict[str, Tree]]) -> None:
+        """Go to the end of a finished run. Sites keep the state they had; later orders come after all others."""
+        self.round, self.states = round, states
+        self._place, self._first_round = (round, AFTER_THE_END), round + 1
 
     def _ask(self, name: StepName, messages: Mapping[str, Tree]) -> Call:
         """Open a call and send it to the sites that are connected."""

@@ -15,15 +15,18 @@ from kilter.core import Rows
 from kilter.data import Preparation, Split
 from kilter.data.federated_inspection import inspect_sites, with_label_counts
 from kilter.data.preparation import FILE as PREPARATION_FILE
-from kilter.data.preparation import AnyPreparation, ImagePreparation, parse_preparation
+from kilter.data.preparation import AnyPreparation, ImagePreparation
 from kilter.data.prepare_settings import with_settings
 from kilter.data.row_facts import RowFacts
 from kilter.data.schema import Column, with_series
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
+from kilter.net.agreement import FILE as AGREEMENT
+from kilter.net.agreement import Agreement
 from kilter.net.data_description import DataDescription
 from kilter.net.data_preparation import collect_statistics, pool_statistics
 from kilter.net.fields import check_name
+from kilter.net.final_models import dismiss, hand_out_models
 from kilter.net.frames import Head
 from kilter.net.messages import Goodbye
 from kilter.net.metrics import MetricsPort
@@ -34,7 +37,6 @@ from kilter.net.server import ServerRuntime
 from kilter.net.status import StatusBoard
 from kilter.net.terms import Terms, agree_on_data, difference, frozen_digest
 from kilter.net.transport import Transport
-from kilter.net.versions import Steps, upgraded
 from kilter.records.run_folder import Store, write
 from kilter.records.types import Round
 from kilter.records.wire import Malformed
@@ -44,40 +46,7 @@ from kilter.report.result import show_result
 from kilter.runtimes.roles import parse_roles
 from kilter.topology import topology
 
-VERSION = 2  # of run.json
-UPGRADES: Steps = {1: lambda plain: {"preparation": None, **plain}}  # release 0.1 prepared no data
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Which run this is, who takes part, what a row looks like and how it is prepared: decided once, kept in the run folder."""
-
-    run: str
-    sites: list[str]
-    description: DataDescription
-    preparation: AnyPreparation | None = None  # None: not needed, or not fitted yet
-
-    def text(self) -> str:
-        preparation = None if self.preparation is None else self.preparation.plain()
-        plain = {
-            "version": VERSION,
-            "run": self.run,
-            "sites": self.sites,
-            "data": self.description.plain(),
-            "preparation": preparation,
-        }
-        return json.dumps(plain, indent=2)
-
-    @staticmethod
-    def read(path: Path) -> Agreement:
-        try:
-            plain = upgraded(dict(json.loads(path.read_text())), VERSION, UPGRADES, path)
-            known = plain["preparation"]
-            preparation = None if known is None else parse_preparation(known)
-            sites = [str(name) for name in plain["sites"]]  # type: ignore[attr-defined]
-            return Agreement(str(plain["run"]), sites, DataDescription.parse(plain["data"]), preparation)
-        except (OSError, ValueError, LookupError, TypeError, Malformed):
-            raise Mistake(f"'{path}' is damaged: choose another --out to start a new run.") from None
+WriteTerms = Callable[[ServerRuntime, str], Head]  # for a site
 
 
 @dataclass
@@ -92,6 +61,7 @@ class ServerRun:
     data: str = ""  # the server's data; `none`: it has none
     folder: str = ""  # the run folder; reuse the folder to resume
     inspect: bool = False  # show what sites share about their data, and do not train
+    linger: float = 0.0  # seconds after the end for sites that have not received the final models
 
     where: Path = field(init=False)
     store: Store = field(init=False)
@@ -112,7 +82,7 @@ class ServerRun:
         if not self.sites and not self.quorum:
             raise Mistake("Say who takes part (--sites hospital-a,hospital-b) or how many (--quorum 2).")
         self.where = Path(self.folder or f"runs/{Path(experiment.method.split(':')[0]).stem}-sites-{experiment.seed}")
-        if self.finished and not (self.where / "run.json").exists():
+        if self.finished and not (self.where / AGREEMENT).exists():
             raise Mistake(f"'{self.where}' already holds a finished run: choose another --out.")
         self._split = None if self.data == "none" else self._own_data()
         self._description = None if self._split is None else DataDescription.of(self._split.dataset)
@@ -164,7 +134,7 @@ class ServerRun:
             )
         try:
             if self.finished:
-                self._dismiss(transport, out)
+                self._reopen(transport, out)
             else:
                 self._lead(transport, me, out, metrics, dashboard)
         except BaseException as e:
@@ -184,33 +154,7 @@ class ServerRun:
     def _lead(self, transport: Transport, me: str, out: Console, metrics: MetricsPort | None, dashboard: str) -> None:
         experiment = self.experiment
         agreed = self._agree(transport, out)
-        description = agreed.description
-        bench, public = self._own_rows(agreed.preparation)
-        graph = topology(experiment.topology, agreed.sites, experiment.seed)
-        relays = graph.kind == "rotating"  # sites aggregate, and the server only asks for statistics, if at all
-
-        frozen = frozen_digest(experiment, description)
-
-        def terms(fed: ServerRuntime, name: str) -> Head:
-            return Terms.write(
-                fed.run, fed.session, experiment, description, graph, name, fed.preparation, frozen
-            ).head()
-
-        runtime = ServerRuntime(
-            transport,
-            agreed.sites,
-            run=agreed.run,
-            seed=experiment.seed,
-            topology="star" if relays else experiment.topology,
-            bench=bench,
-            public=public,
-            classes=len(description.classes),
-            quorum=self.quorum or None,
-            deadline=self.deadline,
-            grace=self.grace,
-            terms=terms,
-            preparation=agreed.preparation,
-        )
+        description, runtime, terms, relays = agreed.description, *self._open(transport, agreed)
         board = StatusBoard(
             me,
             runtime,
@@ -234,7 +178,38 @@ class ServerRun:
             self._forward(transport, runtime, lambda name: terms(runtime, name), board, facts, out)
         elif not self.inspect:
             run_rounds(experiment, facts, runtime, self.store, board, out)
+            hand_out_models(runtime, transport, experiment.make(**facts), self.store, self.linger, out)
         runtime.traces.end()
+
+    def _open(self, transport: Transport, agreed: Agreement) -> tuple[ServerRuntime, WriteTerms, bool]:
+        """The runtime for these sites, the terms that it tells them, and whether they aggregate in turn."""
+        experiment, description = self.experiment, agreed.description
+        bench, public = self._own_rows(agreed.preparation)
+        graph = topology(experiment.topology, agreed.sites, experiment.seed)
+        relays = graph.kind == "rotating"  # sites aggregate, and the server only asks for statistics, if at all
+        frozen = frozen_digest(experiment, description)
+
+        def terms(fed: ServerRuntime, name: str) -> Head:
+            return Terms.write(
+                fed.run, fed.session, experiment, description, graph, name, fed.preparation, frozen
+            ).head()
+
+        runtime = ServerRuntime(
+            transport,
+            agreed.sites,
+            run=agreed.run,
+            seed=experiment.seed,
+            topology="star" if relays else experiment.topology,
+            bench=bench,
+            public=public,
+            classes=len(description.classes),
+            quorum=self.quorum or None,
+            deadline=self.deadline,
+            grace=self.grace,
+            terms=terms,
+            preparation=agreed.preparation,
+        )
+        return runtime, terms, relays
 
     def _forward(
         self,
@@ -267,27 +242,29 @@ class ServerRun:
                     f"Page: {self.where / 'inspection.html'}. To train, start the server again without --inspect."
                 )
         preparation = pool_statistics(agreed.description, statistics)
-        write(self.where / "run.json", replace(agreed, preparation=preparation).text())
+        write(self.where / AGREEMENT, replace(agreed, preparation=preparation).text())
         if isinstance(preparation, Preparation):
             write(self.where / PREPARATION_FILE, preparation.text())
         runtime.preparation = preparation
         runtime.bench, runtime.public = self._own_rows(preparation)
         runtime.announce_terms()
 
-    def _dismiss(self, transport: Transport, out: Console) -> None:
-        """The run is finished already: tell the sites that still wait, for some seconds."""
-        waiting = set(Agreement.read(self.where / "run.json").sites)
+    def _reopen(self, transport: Transport, out: Console) -> None:
+        """The run is finished already: tell the sites that still wait, and give them their models."""
+        agreed = Agreement.read(self.where / AGREEMENT)
         out.print(f"'{self.where}' is finished; telling sites that still wait for it.")
-        end = time.monotonic() + self.grace
-        with transport.changed:
-            while waiting and time.monotonic() < end:
-                for name in list(transport.sites):
-                    transport.send(name, Goodbye(True).head(), b"")
-                    waiting.discard(name)
-                transport.changed.wait(0.2)
+        transport.allowed = agreed.sites
+        until = time.monotonic() + self.grace
+        if topology(self.experiment.topology, agreed.sites, self.experiment.seed).kind != "rotating":
+            runtime, _, _ = self._open(
+                transport, agreed
+            )  # otherwise the sites have the models, and the server has none
+            method = self.experiment.make(**agreed.description.row_facts(agreed.preparation))
+            hand_out_models(runtime, transport, method, self.store, max(self.linger, self.grace), out)
+        dismiss(transport, set(agreed.sites) - set(transport.left), until - time.monotonic())
 
     def _agree(self, transport: Transport, out: Console) -> Agreement:
-        path, listed, description = self.where / "run.json", self.sites, self._description
+        path, listed, description = self.where / AGREEMENT, self.sites, self._description
         if path.exists():
             agreed = Agreement.read(path)
             if listed and listed != agreed.sites:

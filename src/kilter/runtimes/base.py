@@ -172,7 +172,9 @@ class Runtime(Federation):
         assert self.bench is not None
         return joined(predict_part(method, state, self.bench, part) for part in range(parts(self.bench)))
 
-    def distribute(self, method: Method, state: Tree, best: Params | None, card: str) -> list[str]:
+    def distribute(
+        self, method: Method, state: Tree, best: Params | None, card: str, to: Sequence[str] | None = None
+    ) -> list[str]:
         """Give the final models to the sites of a deployed run; who has received them. A simulation keeps them itself."""
         return []
 
