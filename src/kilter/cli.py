@@ -5,6 +5,7 @@ The modules in `commands` are light: they import torch and the rest of Kilter on
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -58,6 +59,12 @@ def main() -> None:
     except BrokenPipeError:  # `kilter methods | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as e:  # a file or folder of the user's that no command checks itself
+        if not e.filename:
+            raise
+        advice = "free some space" if e.errno in (errno.ENOSPC, errno.EDQUOT) else "check the path and its permissions"
+        stderr.print(f"kilter: '{e.filename}': {e.strerror}: {advice}.", markup=False, soft_wrap=True)
+        sys.exit(2)
     except KeyboardInterrupt:
         stderr.print("Stopped.")
         sys.exit(130)

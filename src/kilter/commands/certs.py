@@ -129,8 +129,9 @@ def doctor(
         settings = read_site(config)
         tls_, server, server_name, data = settings.tls, settings.hub, settings.hub_name, settings.data
         state_dir, policy = settings.state, settings.policy
+    role, device = ("site", settings.device) if config is not None else ("", "cpu")
     findings = []
-    for finding in examine(tls_, server, server_name, state_dir, policy, data):
+    for finding in examine(tls_, server, server_name, state_dir, policy, data, role, device):
         findings.append(finding)
         if not as_json:
             mark = "ok  " if finding.ok else "fix "

@@ -35,7 +35,7 @@ from kilter.commands.network_options import (
     StateDir,
     Tls,
 )
-from kilter.errors import Mistake, unknown
+from kilter.errors import Malformed, Mistake, unknown
 from kilter.net import LARGEST
 from kilter.options import TABLE_SETTINGS
 
@@ -103,7 +103,7 @@ def serve(
     port = _metrics_port(metrics, metrics_tls, metrics_token)
     if dashboard:
         address_of(dashboard)
-    identity = tls.identity(tls_, insecure, listen)
+    identity = tls.identity(tls_, insecure, listen, role="server")
     run = ServerRun(Experiment.read(file), tls.words(sites), quorum, deadline, grace, data, folder, inspect, linger)
     server = GrpcServer(listen, identity, run.sites or None, largest, revocation_list(revoked, identity))
     me = identity.name if identity else "server"
@@ -115,11 +115,9 @@ def serve(
 def _metrics_port(address: str, tls_: Path | None, token: Path | None) -> MetricsPort | None:
     """Where to serve metrics; None: nowhere."""
     from kilter.net.metrics import MetricsPort
-    from kilter.net.ports import split_address
 
     if not address:
         return None
-    split_address(address)
     port = MetricsPort(address, tls_, token)
     port.check()
     return port
@@ -177,11 +175,12 @@ def join(
     from kilter import data as kdata
     from kilter.experiment import Experiment
     from kilter.net import tls
+    from kilter.net.ports import check_server_address
     from kilter.net.site import Site
     from kilter.runtimes.devices import parse
 
     prepare(quiet, log_file, log_json)
-    identity = tls.identity(tls_, insecure, server)
+    identity = tls.identity(tls_, insecure, check_server_address(server))
     allowed = site_policy(policy, allow_methods, allow_steps, trust, weights)
     me, ask = _site_name(identity, name), ask_at_terminal if sys.stdin.isatty() else None
     reading, (where, *_) = Experiment.of(typed_options(table)), parse(device)
@@ -229,7 +228,10 @@ def _site_name(identity: Identity | None, name: str) -> str:
         raise Mistake("Without a certificate a site must give its name: --name.")
     if identity is not None and name and name != identity.name:
         raise Mistake(f"This certificate's name is '{identity.name}', not '{name}'.")
-    return check_name(identity.name if identity else name)
+    try:
+        return check_name(identity.name if identity else name)
+    except Malformed as e:
+        raise Mistake(f"{e}.") from None
 
 
 def peer(
@@ -355,8 +357,9 @@ def status(
     from kilter.net import tls
     from kilter.net.frames import OPTIONS
     from kilter.net.grpc_server import STATUS
+    from kilter.net.ports import check_server_address
 
-    me = tls.identity(tls_, insecure, server)
+    me = tls.identity(tls_, insecure, check_server_address(server))
     options = [*OPTIONS, ("grpc.ssl_target_name_override", server_name)]
     channel = grpc.secure_channel(server, me.for_client(), options) if me else grpc.insecure_channel(server, OPTIONS)
     with channel:

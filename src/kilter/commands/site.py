@@ -22,10 +22,14 @@ def approve(
 
     approvals = Approvals(state_dir)
     if digest:
+        if digest not in approvals.pending():
+            typer.echo(f"No terms with this digest wait in '{state_dir}'; the approval is for later.")
         approvals.add(digest, "kilter approve")
         log = AuditLog(state_dir)
         log.record("approval", approval=digest)
         log.close()
+    if not approvals.entries() and not approvals.pending():
+        typer.echo(f"Nothing is approved, and nothing waits for an approval, in '{state_dir}'.")
     for entry in approvals.entries():
         typer.echo(f"{entry['digest']}  {entry['time']}  {entry['how']}")
     for waiting in approvals.pending():

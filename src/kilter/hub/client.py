@@ -29,6 +29,7 @@ from kilter.hub.messages import (
 )
 from kilter.net.frames import OPTIONS
 from kilter.net.names import printable
+from kilter.net.ports import check_server_address
 from kilter.net.tls import Identity
 
 SECONDS = 150.0  # for a call; checking a submission starts a process at the hub
@@ -38,7 +39,7 @@ class HubClient:
     """A connection to a hub."""
 
     def __init__(self, address: str, identity: Identity, hub_name: str = "server") -> None:
-        self.address = address
+        self.address = check_server_address(address)
         options = [*OPTIONS, ("grpc.ssl_target_name_override", hub_name)]
         self._channel = grpc.secure_channel(address, identity.for_client(), options)
 

@@ -12,6 +12,7 @@ import tomli_w
 
 from kilter.errors import Malformed, Mistake, unknown
 from kilter.net.names import check_name
+from kilter.net.ports import check_server_address
 from kilter.options import TABLE_FILES, TABLE_SETTINGS
 from kilter.records.files import write
 from kilter.records.toml_file import read_toml
@@ -72,6 +73,7 @@ class SiteConfig:
     metrics_token: Path | None = None
 
     def __post_init__(self) -> None:
+        check_server_address(self.hub)
         _check_range("parallel", self.parallel, 1)
         for name in self.table:
             if name not in TABLE_SETTINGS:

@@ -43,19 +43,28 @@ class Finding:
 
 
 def examine(
-    folder: Path | None, server: str, server_name: str, state_dir: Path, policy: Path | None, data: str
+    folder: Path | None,
+    server: str,
+    server_name: str,
+    state_dir: Path,
+    policy: Path | None,
+    data: str,
+    role: str = "",
+    device: str = "cpu",
 ) -> Iterator[Finding]:
-    """Check versions, clock, keys, certificate, reachability, disk, policy and data."""
+    """Check versions, clock, keys, certificate, reachability, disk, policy, data and device. `role`: that of the certificate."""
     yield _versions()
     yield _clock()
     if folder is not None:
-        yield _try("key and certificate", lambda: _identity(folder))
+        yield _try("key and certificate", lambda: _identity(folder, role))
     if server:
         yield _try("server", lambda: _reach(server, server_name, folder))
     yield _try("state directory", lambda: _disk(state_dir))
     yield _try("policy", lambda: _policy(policy))
     if data:
         yield _try("data", lambda: _data(data))
+    if device != "cpu":
+        yield _try("device", lambda: _device(device))
 
 
 def _try(check: str, action: Callable[[], Finding]) -> Finding:
@@ -84,8 +93,10 @@ def _clock() -> Finding:
     return Finding("clock", time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(now)))
 
 
-def _identity(folder: Path) -> Finding:
+def _identity(folder: Path, role: str) -> Finding:
     identity = tls.Identity.read(folder)
+    if role:
+        tls.check_role(identity, role)
     chain = x509.load_pem_x509_certificates(identity.cert)
     check_chain(chain, x509.load_pem_x509_certificates(identity.ca)[0])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -155,6 +166,12 @@ def _policy(path: Path | None) -> Finding:
     policy = SitePolicy.read(path)
     words = f"'{path}'" if path else "the built-in policy"
     return Finding("policy", f"{words}: approval by {policy.approval}")
+
+
+def _device(name: str) -> Finding:
+    from kilter.runtimes.devices import describe, parse
+
+    return Finding("device", describe(parse(name)))
 
 
 def _data(path: str) -> Finding:

@@ -74,6 +74,8 @@ async def hear_terms(site: Site, server: str) -> Terms:
             head, _ = await read_letter(stream.read, 0)
         except grpc.RpcError as e:
             why = printable((e.details() or e.code().name).splitlines()[0])
+            if e.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                why = f"'{server}' did not answer within {PATIENCE:.0f} seconds"
             raise Mistake(f"The server does not send its terms: {why}.") from None
     if kind_of(head) == "refusal":
         raise Mistake(f"The server cannot send its terms: {Refusal.parse(head).why}.")
@@ -86,6 +88,7 @@ async def hear_terms(site: Site, server: str) -> Terms:
 
 async def rehearse(site: Site, server: str, show: Print) -> None:
     """Show the terms, then rehearse set-up, a round and an evaluation."""
+    show(f"Asking {server} for its terms; waiting up to {PATIENCE:.0f} seconds.")
     terms = await hear_terms(site, server)
     experiment, method = site.consider(terms)
     for line in explain(terms, experiment, method):

@@ -84,17 +84,18 @@ class MetricsPort:
     token: Path | None = None  # file with the token that a request must carry
 
     def check(self) -> None:
+        split_address(self.address)
         if not is_loopback(self.address) and (self.tls is None or self.token is None):
             raise Mistake(
-                f"--metrics works on this machine only (127.0.0.1), not on '{self.address}': for other machines give "
-                "--metrics-tls and --metrics-token, too."
+                f"Metrics are served on this machine only (127.0.0.1), not on '{self.address}': for other machines give "
+                "metrics-tls and metrics-token, too."
             )
 
 
 def publish(port: MetricsPort, read: Callable[[], Values], unready: Callable[[], str] = lambda: "") -> int:
     """Serve metrics and health checks from now on; the port. `unready` says why the process cannot do its job now, or nothing."""
-    host, number = split_address(port.address)
     port.check()
+    host, number = split_address(port.address)
     token = _token(port.token) if port.token else ""
     try:
         server = MetricsServer((host, number), lambda: exposition(read), unready, token)

@@ -29,6 +29,13 @@ def split_address(address: str) -> tuple[str, int]:
     return host or "127.0.0.1", int(port)
 
 
+def check_server_address(address: str) -> str:
+    """The address of a server to dial, HOST:PORT or unix:PATH; a Mistake otherwise."""
+    if not address.startswith("unix:") and split_address(address)[1] == 0:
+        raise Mistake(f"'{address}' is not the address of a server: write HOST:PORT.")
+    return address
+
+
 def cannot_listen(address: str, why: str = "") -> Mistake:
     return Mistake(
         f"Cannot listen on '{address}': {why or 'is the port taken, or does the key not fit the certificate?'}"

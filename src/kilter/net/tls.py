@@ -168,6 +168,13 @@ def role(cert: x509.Certificate) -> str:
     return stated[0] if len(stated) == 1 else ""
 
 
+def check_role(identity: Identity, wanted: str) -> None:
+    """Refuse a certificate that states another role than the one it is used for; one without a role may do both."""
+    stated = role(x509.load_pem_x509_certificate(identity.cert))
+    if stated not in ("", wanted):
+        raise Mistake(f"The certificate of '{identity.name}' states the role {stated}: use one with the role {wanted}.")
+
+
 def caller(context: Any) -> str:
     """The name in the caller's certificate, by the same rule; empty without a certificate."""
     properties = context.auth_context()
@@ -227,6 +234,8 @@ def check_name(name: str) -> None:
 def new(out: Path, names: Sequence[str], days: int = DAYS) -> list[Path]:
     """Make an authority in `out` (or use the one there), and for each NAME or NAME:ROLE a folder `out/NAME`."""
     roles = dict(text.partition(":")[::2] for text in names)
+    if not names or len(roles) < len(names):
+        raise Mistake("Give the names of those who get a certificate, each once: server,hospital-a,hospital-b.")
     for name, role in roles.items():
         check_name(name)
         if role not in ("", *ROLES):
