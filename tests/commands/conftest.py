@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ def kilter(
 ) -> Callable[..., tuple[int, str, str]]:
     """Runs the command in this process: (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(logging.getLogger("kilter.net"), "handlers", [])  # a command may set a handler of its own
+    monkeypatch.setattr(logging.getLogger("kilter.net"), "propagate", True)
 
     def run(*words: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["kilter", *words])

@@ -30,10 +30,21 @@ class ServerContext(Protocol):
     async def abort(self, code: grpc.StatusCode, details: str) -> None: ...
 
 
-async def hello_frame(context: ServerContext, name: str) -> bytes:
+async def first_message(context: ServerContext) -> bytes:
+    """The first message of a stream; empty if none came.
+
+    Read it even if the caller will be refused: one whose message cannot be delivered never learns why it was refused.
+    """
+    try:
+        message = await asyncio.wait_for(context.read(), HELLO_SECONDS)
+    except TimeoutError:
+        return b""
+    return message if isinstance(message, bytes) else b""
+
+
+def check_hello(frame: bytes, name: str) -> bytes:
     """The first frame of a site's stream, if it is a hello in the name of its certificate; `Malformed` otherwise."""
-    frame = await asyncio.wait_for(context.read(), HELLO_SECONDS)
-    if not isinstance(frame, bytes):
+    if not frame:
         raise Malformed("no hello came")
     head, _ = parse_head(frame, 0)
     if head.get("kind") != "hello":

@@ -48,7 +48,7 @@ from kilter.hub.messages import (
     encode,
 )
 from kilter.hub.old_files import files_deleted
-from kilter.hub.relay import HELLO_SECONDS, hello_frame, relay
+from kilter.hub.relay import check_hello, first_message, relay
 from kilter.net.frames import ATTEND, CHUNK, JOB_KEY, to_frames
 from kilter.net.names import printable
 from kilter.net.ports import open_port
@@ -139,14 +139,15 @@ class HubService:
 
     async def agent(self, _: object, context: Context) -> None:
         """An agent's stream."""
+        first = await first_message(context)
         known = await self._identify_site(context)
         try:
-            hello = decode(await asyncio.wait_for(context.read(), HELLO_SECONDS), AgentHello)
+            hello = decode(first, AgentHello)
             if hello.name != known.name:
                 raise Malformed("its hello has another name than its certificate")
             protocol = common_protocol(hello.protocols)
-        except (Malformed, TimeoutError) as e:
-            raise await self._refuse(context, known.name, str(e) or "no hello came") from None
+        except Malformed as e:
+            raise await self._refuse(context, known.name, str(e)) from None
         outbox: asyncio.Queue[Assignment] = asyncio.Queue()
         agent = ConnectedAgent(known.name, hello.parallel, outbox.put_nowait, expires=known.expires)
         tasks = [
@@ -187,6 +188,7 @@ class HubService:
 
     async def attend(self, _: object, context: Context) -> None:
         """A site's stream: to the process of its run."""
+        first = await first_message(context)
         known = await self._identify_site(context)
         metadata = dict(context.invocation_metadata() or ())
         number = str(metadata.get(JOB_KEY, ""))
@@ -198,9 +200,9 @@ class HubService:
                 await context.write(frame)
             return
         try:
-            first = await hello_frame(context, known.name)
-        except (Malformed, TimeoutError) as e:
-            raise await self._refuse(context, known.name, str(e) or "no hello came") from None
+            check_hello(first, known.name)
+        except Malformed as e:
+            raise await self._refuse(context, known.name, str(e)) from None
         if job.id not in self.hub.running and job.id not in self.hub.late.sending:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"job {job.id} does not run now")
         passing = asyncio.create_task(relay(first, context, self.hub.socket(job.id), self.hub.traffic))

@@ -206,10 +206,13 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def identity(tls: Path | None, insecure: bool, address: str) -> Identity | None:
-    """The identity to use at this address; None only on loopback and with --insecure."""
+def identity(tls: Path | None, insecure: bool, address: str, role: str = "") -> Identity | None:
+    """The identity to use at this address, for this role if one is given; None only on loopback and with --insecure."""
     if tls is not None:
-        return Identity.read(tls)
+        read = Identity.read(tls)
+        if role:
+            check_role(read, role)
+        return read
     if not insecure:
         raise Mistake("Mutual TLS is always on: give --tls FOLDER (`kilter certs new` makes one for a trial).")
     if not is_loopback(address):
