@@ -19,7 +19,7 @@ from kilter.federate import federate
 from kilter.records.codec import from_json, to_json
 from kilter.records.run_folder import Store, read_clients, read_rounds, read_summary
 from kilter.records.types import ClientReport, Round
-from kilter.runtimes.evaluation import SAMPLE, mean_of, sample_rows, spread
+from kilter.runtimes.evaluation import MOST_CURVES, SAMPLE, by_client, mean_of, sample_rows, spread
 from kilter.runtimes.simulation import Simulation
 from small import bench, digits, federation, method, mlp_task, normed_task, quadratic, quadratic_task, same, skewed
 
@@ -55,6 +55,20 @@ def scripted(valid: list[float], test: list[float], **options: Any) -> Any:
     fed = Simulation({"a": Data(rows(1), rows(1), rows(0)), "b": Data(rows(1), rows(1), rows(0))}, bench=rows(0))
     run = Script(task=task, valid=tuple(valid), test=tuple(test))
     return federate(run, fed, len(valid), **options)
+
+
+def test_every_evaluated_round_records_the_metric_of_each_client() -> None:
+    result = scripted([0.5, 0.5, 0.5, 0.5], [0.1, 0.2, 0.3, 0.4], evaluate_every=2)
+    curves = {r.round: r.by_client for r in result.rounds if r.by_client}
+    assert curves == {2: {"a": 0.2, "b": 0.2}, 4: {"a": 0.4, "b": 0.4}}
+
+
+def test_the_metric_of_each_of_many_clients_is_not_recorded() -> None:
+    reports = {str(k): ClientReport(1, 1, test={"accuracy": 0.5}) for k in range(MOST_CURVES + 1)}
+    script = Script(task=mlp_task())
+    assert by_client(script, reports) == {}
+    del reports["0"]
+    assert len(by_client(script, reports)) == MOST_CURVES
 
 
 def test_best_is_chosen_on_validation_never_on_test() -> None:

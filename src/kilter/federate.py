@@ -32,6 +32,7 @@ from kilter.runtimes.evaluation import (
     NOT_FINITE,
     EvaluationOrder,
     by_class,
+    by_client,
     chosen_by,
     clear_non_finite,
     evaluate_clients,
@@ -157,7 +158,7 @@ def _set_up(loop: Loop, watch: Watch | None) -> None:
     loop.fed.ledger.include(loop.fed.opening)
     loop.state = loop.method.setup(loop.fed)
     check()
-    record = _record(loop.fed, None, time.perf_counter() - began)
+    record = _record(loop.method, loop.fed, None, time.perf_counter() - began)
     loop.at.seconds = record.seconds
     loop.records = [record]
     if loop.store:
@@ -180,7 +181,7 @@ def _round(loop: Loop) -> Round:
     evaluated = _evaluate(loop, last) if last or fed.round % loop.evaluate_every == 0 else None
     check()
     loop.at.round = fed.round
-    record = _record(fed, evaluated, time.perf_counter() - began)
+    record = _record(loop.method, fed, evaluated, time.perf_counter() - began)
     loop.at.seconds += record.seconds
     loop.records.append(record)
     return record
@@ -255,10 +256,10 @@ def _reopen(loop: Loop, store: Store, saved: Saved) -> None:
             store.restore_best()
         at.last, at.best, at.score, at.stale, at.before = before.last, before.best, before.score, before.stale, None
         evaluated = _evaluate(loop, last=False) if at.round % loop.evaluate_every == 0 else None
-        again, old = _record(loop.fed, evaluated, 0.0), loop.records[-1]
+        again, old = _record(loop.method, loop.fed, evaluated, 0.0), loop.records[-1]
         loop.records[-1] = replace(
             old,
-            **{name: getattr(again, name) for name in EVALUATION},
+            **{name: getattr(again, name) for name in OF_EVALUATION},
             failures=[*(f for f in old.failures if f.step != str(EVALUATE)), *again.failures],
             notices=[*(n for n in old.notices if n.step != str(EVALUATE)), *again.notices],
         )
@@ -266,15 +267,8 @@ def _reopen(loop: Loop, store: Store, saved: Saved) -> None:
     loop.save()
 
 
-EVALUATION = (
-    "global_metrics",
-    "client",
-    "bench",
-    "valid",
-    "variants",
-    "evaluation_bytes_up",
-    "evaluation_bytes_down",
-)
+BYTES = ("evaluation_bytes_up", "evaluation_bytes_down")  # in a round; OF_EVALUATION is all that an evaluation fills in
+OF_EVALUATION = (*BYTES, "global_metrics", "client", "by_client", "bench", "valid", "variants")
 
 
 # Evaluation ---------------------------------------------------------------------------------------------------------
@@ -324,7 +318,7 @@ def _choose_best(method: Method, at: Checkpoint, evaluated: Evaluated) -> bool:
     return False
 
 
-def _record(fed: Runtime, evaluated: Evaluated | None, seconds: float) -> Round:
+def _record(method: Method, fed: Runtime, evaluated: Evaluated | None, seconds: float) -> Round:
     books = vars(fed.ledger.close())
     if evaluated is None:
         return Round(round=fed.round, seconds=seconds, **books)
@@ -334,6 +328,7 @@ def _record(fed: Runtime, evaluated: Evaluated | None, seconds: float) -> Round:
         seconds=seconds,
         global_metrics=e.scores.metrics if e.scores else None,
         client=e.client,
+        by_client=by_client(method, evaluated.reports),
         bench=e.bench,
         valid=e.valid,
         variants={name: scores.metrics for name, scores in e.variants.items()},

@@ -194,6 +194,9 @@ class Round(Traffic):
     seconds: float = 0.0
     global_metrics: Metrics | None = None
     client: dict[str, Spread] = field(default_factory=dict)
+    by_client: dict[str, float] = field(
+        default_factory=dict
+    )  # main metric on the client's test rows; of few clients only
     bench: dict[str, Spread] = field(default_factory=dict)
     valid: Metrics | None = None
     variants: dict[str, Metrics] = field(default_factory=dict)

@@ -243,7 +243,7 @@ def read_detail(folder: Path, cell: str = "", label: str = "") -> RunDetail:
         failures=[(r.round, f.node, f.step, f.reason) for r in rounds for f in r.failures][:500],
         notices=_notices(summary, rounds),
         notes=[(r.round, n.node, n.text) for r in rounds for n in r.notes][:400],
-        series=_series(rounds),
+        series=_series(rounds, metric),
         listens={r.round: r.listens for r in rounds if r.listens},
         exhibits=_exhibits(rounds),
     )
@@ -297,9 +297,12 @@ def _notices(summary: Summary | None, rounds: Sequence[Round]) -> list[str]:
     return list(dict.fromkeys(n.what for r in rounds for n in r.notices))
 
 
-def _series(rounds: Sequence[Round]) -> dict[str, dict[str, dict[int, float]]]:
+def _series(rounds: Sequence[Round], metric: str) -> dict[str, dict[str, dict[int, float]]]:
+    """What the method records, and the main metric of each client."""
     lines: dict[str, dict[str, dict[int, float]]] = {}
     for record in rounds:
+        for node, value in record.by_client.items():
+            lines.setdefault(f"{metric} at each client", {}).setdefault(node, {})[record.round] = round(value, 4)
         for point in record.series:
             lines.setdefault(point.series, {}).setdefault(point.node, {})[point.at] = round(point.value, 6)
     return lines

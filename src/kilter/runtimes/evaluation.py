@@ -27,6 +27,7 @@ from kilter.runtimes.step_names import StepName
 SAMPLE = 2000  # rows of the common test set that evaluate personal models between rounds
 PART = 1000  # rows of the common test set that one process predicts at a time
 NOT_FINITE = "a metric was not a finite number"
+MOST_CURVES = 100  # clients whose metric is recorded in every evaluated round
 BATCH_BYTES = 16 << 20  # bytes of several nodes' rows that are predicted together
 
 
@@ -253,6 +254,14 @@ def evaluate_clients(method: Method, reports: Sequence[ClientReport]) -> Evaluat
     both = {"local": spread([r.local for r in reports]), "common": spread([r.common for r in reports])}
     bench = {part: over for part, over in both.items() if over}
     return Evaluation(0, "global", None, client, bench, _validation(reports, is_personal(method)))
+
+
+def by_client(method: Method, reports: Mapping[str, ClientReport]) -> dict[str, float]:
+    """The main metric of the model that each client would use, on its own test rows; nothing if there are many clients."""
+    if len(reports) > MOST_CURVES:
+        return {}
+    metrics = {name: (r.own_test if is_personal(method) else r.test) or {} for name, r in reports.items()}
+    return {name: value for name, each in metrics.items() if (value := each.get(method.task.main)) is not None}
 
 
 def _validation(reports: Sequence[ClientReport], personal: bool) -> Metrics | None:
