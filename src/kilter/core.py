@@ -131,6 +131,8 @@ class Node:
     notes: list[Note] = field(default_factory=list)  # for the round's record; never data, except exhibits
     exhibits: bool = False  # whether `exhibit` records anything; never at a real site
     private_seed: int | None = None  # of a real site: drawn from the operating system once, and never sent
+    group: tuple[str, ...] = ()  # where several nodes aggregate: its group, the aggregator first
+    aggregators: tuple[str, ...] = ()  # where several nodes aggregate: those of all groups
 
     @property
     def rng(self) -> torch.Generator:
@@ -329,6 +331,7 @@ class Method(ABC):
     server: ServerOptimiser | None = None  # moves the averaged model (kilter.blocks.server_optimiser)
 
     needs: ClassVar[frozenset[str]] = frozenset()  # of {"public", "aggregator", "everyone"}, checked before a run
+    states_average: ClassVar[bool] = True  # whether the mean of states of two groups is a state (aggregators:k)
     sends: ClassVar[frozenset[str]] = frozenset(
         {"rows"}
     )  # what leaves a node (DISCLOSURES); undeclared: assume the worst

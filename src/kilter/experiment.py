@@ -107,7 +107,7 @@ class Experiment:
     topology: str = option(
         "", "A topology listed by `kilter topologies`; default: star, or full if the method needs it."
     )
-    roles: str = option("", "Roles by name, where nodes aggregate in turn: a=aggregator,b=trainer,p=proxy,d=idle.")
+    roles: str = option("", "Roles by name (rotating, aggregators:k): a=aggregator,b=trainer,p=proxy,d=idle.")
     robust: str = option("", "Defence against malicious clients: clip:1, median, trimmed:0.2 or krum:0.2.")
     server: str = option("", "Server optimiser: momentum, adam, yogi or adagrad, such as adam:lr=0.03,tau=0.001.")
     missing: float = option(0.0, "Probability that a client does not answer a call (simulated).", at_least=0, below=1)

@@ -2,6 +2,7 @@
 
 star                   the server aggregates
 rotating               one node aggregates, a different one each round
+aggregators:2          several nodes aggregate, each for its group, and exchange their models
 full, ring, regular:4, random:0.3, small-world:4:0.1, edges:FILE
                        peers: every node aggregates over itself and its neighbours in the graph
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import networkx as nx
@@ -28,6 +29,11 @@ class Topology:
     spec: str
     kind: str
     neighbours: dict[str, tuple[str, ...]]
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by aggregator, itself first (aggregators:k)
+
+    def group(self, name: str) -> tuple[str, ...]:
+        """The group of a node, its aggregator first; empty where there are no groups."""
+        return next((group for group in self.groups.values() if name in group), ())
 
     def aggregator(self, round: int, ids: Sequence[str]) -> str:
         """The node whose turn it is to aggregate in this round (rotating)."""
@@ -92,6 +98,7 @@ GRAPHS: dict[str, Callable[..., nx.Graph]] = {
 TOPOLOGIES = {
     "star": "the server aggregates",
     "rotating": "one node aggregates, another each round",
+    "aggregators": "several nodes aggregate, each for its group, and exchange their models (aggregators:2)",
     **{name: f"peers: {draw.__doc__}" for name, draw in GRAPHS.items()},
     "edges": "peers: a text file with one edge a line (edges:FILE)",
 }
@@ -132,8 +139,26 @@ def usage(name: str) -> str:
     return name + "".join(f"[:{each.name}={each.default}]" for each in known)
 
 
-def topology(spec: str, ids: Sequence[str], seed: int) -> Topology:
-    """A topology by its name and parameters, over these nodes.
+def _in_groups(spec: str, words: Sequence[str], ids: Sequence[str], aggregators: Sequence[str]) -> Topology:
+    """Several aggregators, linked to each other and to their groups. Nodes join the groups in turn, in the order of the ids."""
+    if len(words) != 1 or not words[0].isdecimal() or not int(words[0]):
+        raise Mistake(f"The number of aggregators belongs after the name, such as aggregators:2, not '{spec}'.")
+    count = int(words[0])
+    chosen = tuple(aggregators) or tuple(ids[:count])
+    if len(chosen) < count:
+        raise Mistake(f"The topology '{spec}' needs {count} nodes that may aggregate, and there are {len(chosen)}.")
+    others = [name for name in ids if name not in chosen]
+    groups = {name: (name, *others[k::count]) for k, name in enumerate(chosen)}
+    neighbours: dict[str, tuple[str, ...]] = {}
+    for head, group in groups.items():
+        linked = {*chosen, *group}
+        neighbours |= dict.fromkeys(group[1:], (head,))
+        neighbours[head] = tuple(name for name in ids if name in linked and name != head)
+    return Topology(spec, "peers", {name: neighbours[name] for name in ids}, groups)
+
+
+def topology(spec: str, ids: Sequence[str], seed: int, aggregators: Sequence[str] = ()) -> Topology:
+    """A topology by its name and parameters, over these nodes; `aggregators` of aggregators:k, by default the first k nodes.
 
     >>> topology("ring", ["a", "b", "c", "d"], 0).neighbours["a"]
     ('b', 'd')
@@ -145,6 +170,8 @@ def topology(spec: str, ids: Sequence[str], seed: int) -> Topology:
         return Topology(spec, name, dict.fromkeys(ids, ()))
     if len(ids) < 2:
         raise Mistake(f"The topology '{spec}' needs at least two nodes.")
+    if name == "aggregators":
+        return _in_groups(spec, words, ids, aggregators)
     if name == "edges":
         graph = _from_file(spec.partition(":")[2], ids)
     elif name in GRAPHS:

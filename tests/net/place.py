@@ -23,6 +23,7 @@ from kilter.experiment import Experiment
 from kilter.methods import methods
 from kilter.net import tls
 from kilter.net.terms import own_data
+from kilter.runtimes.roles import parse_roles
 from kilter.runtimes.simulation import Simulation
 
 SITES = ("a", "b", "c")
@@ -210,7 +211,9 @@ class Place:
             "bench": split.test,
             "public": split.public,
         }
-        return Simulation(clients, **given | options)
+        fed = Simulation(clients, **given | options)
+        fed.roles = parse_roles(made.roles, made.topology)
+        return fed
 
     def method(self) -> Any:
         return Experiment.of(self.experiment).make((1, 8, 8), 10)

@@ -36,6 +36,7 @@ class FedCurv(Method):
     tasks = frozenset({"multi-class", "binary", "text", "multi-label", "regression", "segmentation", "next-token"})
     tasks_reason = "its Fisher information needs a loss of single rows, and Cox's loss compares rows"
     sends = frozenset({"model", "sums", "counts"})
+    states_average = False
 
     def setup(self, fed: Federation) -> State:
         w = self.task.init(fed.seed)

@@ -87,6 +87,7 @@ class FedDisk(Method):
     judge_patience: int = option(3, "Stop the classifier after this many epochs without improvement.", at_least=1)
 
     sends = frozenset({"model", "density", "sums", "counts"})
+    states_average = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -28,6 +28,7 @@ class FedMD(Method):
 
     needs = frozenset({"public"})
     sends = frozenset({"predictions"})
+    states_average = False
     tasks = frozenset({"multi-class", "binary", "text"})
     tasks_reason = "sites exchange class scores of public rows"
     align: int = option(5000, "Public rows in a round; all of them if there are fewer.", at_least=1)

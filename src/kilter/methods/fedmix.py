@@ -35,6 +35,7 @@ class FedMix(Method):
     mash: int = option(16, "Fewest rows in a shared mean, for privacy; all rows if a node has fewer.", at_least=1)
 
     sends = frozenset({"model", "means", "counts"})
+    states_average = False
     tasks = frozenset({"multi-class", "binary", "text"})
     tasks_reason = "it mixes one-hot labels"
 

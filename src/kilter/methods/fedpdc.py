@@ -42,6 +42,7 @@ class FedPDC(Method):
 
     needs = frozenset({"public"})
     sends = frozenset({"model", "counts"})
+    states_average = False
     tasks = frozenset({"multi-class", "binary", "text"})
     tasks_reason = "it weights models by their accuracy on public rows"
 

@@ -42,7 +42,11 @@ def explain(terms: Terms, experiment: Experiment, method: Method) -> list[str]:
     reader = "other sites (sealed: the server cannot read it)" if terms.sealed else "the server"
     if terms.rotates:
         reader = "the site that aggregates in a round (sealed: nobody else can read it)"
-    kinds = sorted(method.discloses() | ({"statistics"} if terms.description.needs_statistics else set()))
+    if terms.group_of("")[1]:
+        reader = "the aggregator of its group (sealed: the server cannot read it)"
+    kinds = sorted(
+        method.discloses() | terms.discloses() | ({"statistics"} if terms.description.needs_statistics else set())
+    )
     lines = [
         f"Method: {experiment.method} (settings: {settings})",
         f"Model: {experiment.model}, {method.task.size()} weights"
@@ -65,7 +69,14 @@ def explain(terms: Terms, experiment: Experiment, method: Method) -> list[str]:
 
 
 def _turns(terms: Terms) -> list[str]:
-    """Where sites aggregate in turn: who does, and what that means."""
+    """Where sites aggregate in turn or in groups: who does, and what that means."""
+    _, aggregators = terms.group_of("")
+    if aggregators:
+        groups = "; ".join(", ".join(terms.group_of(name)[0]) for name in aggregators)
+        return [
+            f"Groups, the aggregator first: {groups}" + (f" (roles {terms.roles})" if terms.roles else ""),
+            "  - an aggregator combines what its group sends, and exchanges the result with the other aggregators",
+        ]
     if not terms.rotates:
         return []
     lines = [

@@ -29,8 +29,7 @@ from kilter.net.terms import SENT, Terms, file_digest, own_data, peer_run_id
 from kilter.net.tls import Identity
 from kilter.records.run_folder import Store, write
 from kilter.report.result import show_result
-from kilter.runtimes.roles import parse_roles
-from kilter.topology import topology
+from kilter.runtimes.roles import Roles, parse_roles
 
 
 @dataclass
@@ -61,6 +60,7 @@ class PeerRun:
             raise Mistake(f"'{self.where}' already holds a finished run: choose another --out.")
         stored = self.where / PREPARATION
         options = self.table or experiment.table_options()
+        self.roles = self._check_roles()
         self.dataset = kdata.load(self.data, classes=self.classes, schema=self.schema, table=options, prepare=False)
         self._pending = self.dataset.schema is not None and not isinstance(self.schema, Preparation)
         # Statistics of all peers are exchanged when the port is open, unless an earlier start of this run did so.
@@ -75,6 +75,24 @@ class PeerRun:
         self.store = Store(self.where)
         if not (self.where / "experiment.toml").exists():
             write(self.where / "experiment.toml", experiment.write())
+
+    def _check_roles(self) -> Roles:
+        roles = parse_roles(self.experiment.roles)
+        if not roles.by_name:
+            return roles
+        roles.check(self.addresses)
+        if roles.proxy:
+            raise Mistake(
+                f"Direct links need no proxy: start '{roles.proxy}' as a relay (kilter serve), or leave it out."
+            )
+        if self.me not in roles.members(tuple(self.addresses)):
+            raise Mistake(f"The role of '{self.me}' in this run is idle: there is nothing to do here.")
+        return roles
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The peers that take part."""
+        return self.roles.members(tuple(self.addresses))
 
     def _provisional(self) -> Preparation | None:
         """A preparation from this peer's rows alone, to check the policy. It stays here."""
@@ -92,21 +110,17 @@ class PeerRun:
         described = replace(self.description, schema=None) if exchanged else self.description
         digest = file_digest(experiment.weights)
         self.terms = terms = Terms(self.run_id, "", plain, digest, described, tuple(self.addresses), (), True)
+        if self.experiment.topology.startswith("aggregators:"):
+            self.terms = terms = replace(
+                terms, ids=self.ids, topology=self.experiment.topology, roles=self.experiment.roles
+            )
         self.policy.admit(terms, len(self.dataset.train), self.facts)
 
     @property
     def rotates(self) -> bool:
         """Whether the sites aggregate in turn."""
-        if topology(self.experiment.topology, tuple(self.addresses), self.experiment.seed).kind != "rotating":
+        if self.experiment.topology != "rotating":
             return False
-        roles = parse_roles(self.experiment.roles)
-        roles.check(self.addresses)
-        if roles.proxy:
-            raise Mistake(
-                f"Direct links need no proxy: start '{roles.proxy}' as a relay (kilter serve), or leave it out."
-            )
-        if self.me not in roles.members(tuple(self.addresses)):
-            raise Mistake(f"The role of '{self.me}' in this run is idle: there is nothing to do here.")
         if self._pending:
             raise Mistake(
                 "Sites that aggregate in turn over direct links must share a preparation of their tables: add a line schema = "
@@ -126,15 +140,16 @@ class PeerRun:
     ) -> AbstractContextManager[PeerRuntime]:
         """Open the port, and exchange statistics if this is needed; from now on other peers can write to this one."""
         experiment = self.experiment
-        transport = PeerTransport(self.me, self.addresses, listen, self.run_id, identity, largest)
+        addresses = {name: self.addresses[name] for name in self.ids}
+        transport = PeerTransport(self.me, addresses, listen, self.run_id, identity, largest)
         audit = AuditLog(self.where)
-        exchange = PeerExchange(transport, list(self.addresses), deadline, audit)
+        exchange = PeerExchange(transport, list(self.ids), deadline, audit)
         try:
             if self._pending:
                 self._prepare(exchange)
             fed = PeerRuntime(
                 transport,
-                list(self.addresses),
+                list(self.ids),
                 own_data(self.dataset, self.me, experiment.seed, experiment.valid),
                 topology=experiment.topology,
                 seed=experiment.seed,
@@ -149,7 +164,7 @@ class PeerRun:
             transport.close()
             audit.close()
             raise
-        fed.opening = exchange.ledger
+        fed.opening, fed.roles = exchange.ledger, self.roles
         fed.private_seed = private_seed(self.where)
         return fed
 

@@ -28,7 +28,7 @@ from kilter.net.results import METRICS, SHARES
 from kilter.net.terms import Terms, file_digest
 from kilter.plugins import is_file_spec
 from kilter.records.toml_file import read_toml
-from kilter.runtimes.step_names import StepKind, StepName
+from kilter.runtimes.step_names import EVALUATE, StepName
 from kilter.runtimes.step_runner import resolve
 from kilter.tasks.kinds import BY_CLASS
 
@@ -156,7 +156,7 @@ class SitePolicy:
         method = experiment.make(**facts)
         if terms.frozen and method.task.frozen_digest() != terms.frozen:
             raise Mistake("The frozen weights here differ from those of the terms: use the same model and --weights.")
-        self._check_disclosures(method, short)
+        self._check_disclosures(method.discloses() | terms.discloses(), short)
         if terms.description.needs_statistics and "statistics" not in self.sends:
             raise PolicyViolation(
                 f"The run wants {DISCLOSURES['statistics']}, which this site's policy does not allow."
@@ -211,8 +211,8 @@ class SitePolicy:
                     f"The model '{experiment.model}' has {size} weights, and this site allows {self.parameters}."
                 )
 
-    def _check_disclosures(self, method: Method, name: str) -> None:
-        forbidden = sorted(method.discloses() - self.sends)
+    def _check_disclosures(self, kinds: frozenset[str], name: str) -> None:
+        forbidden = sorted(kinds - self.sends)
         if forbidden:
             what = " and ".join(DISCLOSURES.get(kind, kind) for kind in forbidden)
             raise PolicyViolation(f"'{name}' sends {what}, which this site's policy does not allow.")
@@ -239,7 +239,7 @@ class SitePolicy:
 
     def filter_report(self, step: StepName, report: Tree) -> Tree:
         """An evaluation report as it may leave: allowed parts with enough rows behind them; the others become None."""
-        if step.kind is not StepKind.FRAMEWORK or not isinstance(report, dict):
+        if step != EVALUATE or not isinstance(report, dict):
             return report
         kept = dict(report)
         for part in (*METRICS, *SHARES):

@@ -7,10 +7,11 @@ import mmap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from kilter.core import Note, Tree
+from kilter.core import Method, Note, Tree
 from kilter.net.fields import Fields, finite
 from kilter.records import wire
 from kilter.records.wire import Malformed
+from kilter.runtimes.step_names import StepKind, StepName
 
 NOTE_TEXT, NOTE_FIELDS, NOTES = 500, 2_000, 50  # longest sentence; most entries of a table; most notes of a reply
 
@@ -154,3 +155,13 @@ def writes_letters(step: object) -> bool | None:
     """Whether a step returns letters, by its annotation; None if it has none."""
     annotation = inspect.signature(step).return_annotation if callable(step) else inspect.Signature.empty
     return None if annotation is inspect.Signature.empty else "Post" in str(annotation)
+
+
+def check_spread(message: Tree, method: Method, step: StepName) -> None:
+    """What the first part of a pool is told: which of the method's views to use, and between peers who takes part."""
+    expected = {"to", "view"} if step.kind is StepKind.SPREAD else {"view"}
+    if not isinstance(message, dict) or set(message) != expected or not isinstance(message.get("to", []), list):
+        raise Malformed("an order to train and spread has another message than expected")
+    view = message["view"]
+    if view is not None and (not isinstance(view, str) or view.startswith("_") or not hasattr(method, view)):
+        raise Malformed("a view that is not the method's")

@@ -275,7 +275,7 @@ class ServerRuntime(Runtime):
     def _same_kind(self, step: StepName, done: dict[str, Done]) -> dict[str, Done]:
         """A step writes letters everywhere or nowhere: the method's annotation decides, without one the majority."""
         kinds = {i: isinstance(d.kept, Post) for i, d in done.items() if d.error is None}
-        letters = step.kind is StepKind.SPREAD
+        letters = step.writes_letters
         if step.kind is StepKind.METHOD and kinds:
             annotated = writes_letters(getattr(self._method, step.step, None))
             letters = Counter(kinds.values()).most_common(1)[0][0] if annotated is None else annotated
@@ -344,7 +344,7 @@ class ServerRuntime(Runtime):
         training: bool = True,
         alike: bool = True,
     ) -> Any:
-        if name.kind is StepKind.SPREAD:
+        if name.kind in (StepKind.SPREAD, StepKind.SUBMIT):
             self._adopt_late(self._ordered(to))
         self._written = message.written if isinstance(message, RelayedMail) else None
         replies = super().call(name, message, to, training, alike)

@@ -185,7 +185,9 @@ class ServerRun:
         """The runtime for these sites, the terms that it tells them, and whether they aggregate in turn."""
         experiment, description = self.experiment, agreed.description
         bench, public = self._own_rows(agreed.preparation)
-        graph = topology(experiment.topology, agreed.sites, experiment.seed)
+        roles = parse_roles(experiment.roles)
+        aggregators = roles.group_aggregators(experiment.topology, agreed.sites)
+        graph = topology(experiment.topology, agreed.sites, experiment.seed, aggregators)
         relays = graph.kind == "rotating"  # sites aggregate, and the server only asks for statistics, if at all
         frozen = frozen_digest(experiment, description)
 
@@ -209,6 +211,7 @@ class ServerRun:
             terms=terms,
             preparation=agreed.preparation,
         )
+        runtime.roles = roles
         return runtime, terms, relays
 
     def _forward(

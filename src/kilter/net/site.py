@@ -32,7 +32,7 @@ from kilter.net.frames import LARGEST
 from kilter.net.limits import StepTimer
 from kilter.net.messages import Hello, Order, Reply
 from kilter.net.policy import PolicyViolation, SitePolicy
-from kilter.net.results import StepResult
+from kilter.net.results import StepResult, check_spread
 from kilter.net.seal import Seal
 from kilter.net.site_models import save_models
 from kilter.net.site_state import SiteState, StateDirectory
@@ -278,6 +278,7 @@ class Site:
             self.public if self.terms.rotates else None,
             private_seed=self.directory.private_seed,
         )
+        node.group, node.aggregators = self.terms.group_of(self.name)
         message = self._open_mail(order, wire.decode(body), node)
         if order.step == RECEIVE:
             folder = self.state_dir / "models" / order.run
@@ -348,10 +349,10 @@ class Site:
         assert self.terms is not None
         if not_finite(tensors(message)):
             raise wire.Malformed("the server sent numbers that are not finite")
-        if order.step.kind is StepKind.SPREAD:
-            self._check_spread(message)
+        if order.step.kind in (StepKind.SPREAD, StepKind.SUBMIT):
+            check_spread(message, self.method, order.step)
         if order.mail is None:
-            if order.step.kind is StepKind.GATHER:
+            if order.step.reads_letters:
                 raise wire.Malformed("an order to combine letters came without letters")
             return message
         if not isinstance(message, dict) or not set(message) <= set(self.terms.ids):
@@ -372,15 +373,6 @@ class Site:
         for why in refused:
             refuse_letter(node, why)
         return box
-
-    def _check_spread(self, message: Tree) -> None:
-        """What the first half of a pool is told: who takes part, and which of the method's views to use."""
-        assert self.terms is not None
-        if not isinstance(message, dict) or set(message) != {"to", "view"} or not isinstance(message["to"], list):
-            raise wire.Malformed("an order to train and spread has another message than expected")
-        view = message["view"]
-        if view is not None and (not isinstance(view, str) or view.startswith("_") or not hasattr(self.method, view)):
-            raise wire.Malformed("a view that is not the method's")
 
     def _seal_mail(self, order: Order, done: Done) -> Done:
         """The outcome as the server may see it in a sealed run: letters sealed, no other reply, and no note on who listens."""

@@ -68,14 +68,25 @@ class Terms:
     sealed: bool  # sites write to each other, and the server passes on sealed letters that it cannot read
     preparation: AnyPreparation | None = None  # how to prepare rows, fitted on statistics of the sites; None: not yet
     protocol: int = PROTOCOLS[0]  # that the server chose
-    topology: str = ""  # where sites aggregate in turn; empty for a star and for peers
+    topology: str = ""  # where sites aggregate in turn or in groups; empty for a star and for other graphs of peers
     frozen: str = ""  # digest of the frozen weights; empty: there are none, or statistics decide their shapes
-    roles: str = ""  # of participants by name, where sites aggregate in turn
+    roles: str = ""  # of participants by name, where sites aggregate in turn or in groups
 
     @property
     def rotates(self) -> bool:
         """Whether sites aggregate in turn, this site among them."""
-        return bool(self.topology)
+        return self.topology == "rotating"
+
+    def discloses(self) -> frozenset[str]:
+        """What leaves a site because of the topology: in groups, members tell their aggregator how many rows they have."""
+        return frozenset({"counts"} if self.topology.startswith("aggregators") else ())
+
+    def group_of(self, site: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The group of a site, its aggregator first, and the aggregators of all groups; both empty where there are no groups."""
+        aggregators = parse_roles(self.roles).group_aggregators(self.topology, self.ids)
+        if not aggregators:
+            return (), ()
+        return topology(self.topology, self.ids, 0, aggregators).group(site), aggregators
 
     @property
     def aggregators(self) -> tuple[str, ...]:
@@ -114,9 +125,9 @@ class Terms:
             tuple(graph.neighbours.get(site, ())),
             graph.kind != "star",
             preparation,
-            topology=graph.spec if graph.kind == "rotating" else "",
+            topology=graph.spec if graph.kind == "rotating" or graph.groups else "",
             frozen=frozen,
-            roles=experiment.roles if graph.kind == "rotating" else "",
+            roles=experiment.roles,
         )
 
     def head(self) -> Head:
@@ -156,7 +167,7 @@ class Terms:
             fields.flag("sealed"),
             _preparation(head),
             _protocol(fields, head),
-            fields.text("topology", optional=True),
+            _topology(fields),
             fields.text("frozen", 64, optional=True),
             _roles(fields),
         )
@@ -185,6 +196,15 @@ def _protocol(fields: Fields, head: Mapping[str, object]) -> int:
     """The protocol that the server chose; releases before ranges do not say."""
     chosen = fields.integer("protocol", 1) if "protocol" in head else PROTOCOLS[0]
     return common_protocol((chosen, chosen), "server")
+
+
+def _topology(fields: Fields) -> str:
+    """Empty, rotating, or aggregators:k."""
+    text = fields.text("topology", optional=True)
+    name, _, count = text.partition(":")
+    if text not in ("", "rotating") and not (name == "aggregators" and count.isdecimal() and int(count)):
+        raise Malformed("the terms have an impossible topology")
+    return text
 
 
 def _roles(fields: Fields) -> str:

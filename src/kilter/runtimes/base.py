@@ -38,7 +38,9 @@ from kilter.fast import placement, switch
 from kilter.records import wire
 from kilter.runtimes import devices
 from kilter.runtimes.evaluation import parts, predict_part
+from kilter.runtimes.groups import pool_in_groups
 from kilter.runtimes.ledger import Ledger
+from kilter.runtimes.needs import check_needs
 from kilter.runtimes.reply_checks import Shape, oversized
 from kilter.runtimes.robust import robust
 from kilter.runtimes.roles import Roles
@@ -70,7 +72,7 @@ class Runtime(Federation):
         self.ledger = Ledger()
         self.opening = Ledger()  # the letters before the method's set-up: statistics for the preparation of data
         self.role = ""  # the node that aggregates, or aggregated last (rotating)
-        self.roles = Roles()  # by name (rotating)
+        self._roles = Roles()
         self.leaderless: str | None = None  # why nobody can aggregate in this round (rotating)
         self.robust = ""  # the rule for robust aggregation (kilter.runtimes.robust)
         self.private_seed: int | None = None  # for the secrets of the node that lives here; None in a simulation
@@ -83,6 +85,17 @@ class Runtime(Federation):
         self.states: dict[str, dict[str, Tree]] = {}  # states of the nodes that live here, the aggregator's included
         self.changed: set[str] = set()  # nodes whose state is newer than the last checkpoint
         self.shared: dict[str, int] = {}  # how many processes last shared each step
+
+    @property
+    def roles(self) -> Roles:
+        """Roles of nodes by name (rotating and aggregators:k)."""
+        return self._roles
+
+    @roles.setter
+    def roles(self, roles: Roles) -> None:
+        self._roles = roles
+        if aggregators := roles.group_aggregators(self.topology.spec, self.ids):
+            self.topology = topology(self.topology.spec, self.ids, self.seed, aggregators)
 
     def set_device(self, spec: str, precision: str = "fp32") -> None:
         """Compute fits and predictions on this device (or these, shared by workers), with layers in this precision."""
@@ -106,25 +119,7 @@ class Runtime(Federation):
         """Prepare for a method: clear all state and check what the method needs."""
         self.round, self.role, self.leaderless, self.ledger = 0, "", None, Ledger(proxy=self.roles.proxy)
         self.states, self.changed = {}, set()
-        if "public" in method.needs and not self.has_public:
-            raise Mistake(
-                f"{type(method).__name__} needs a small public data set at the aggregator: "
-                "set aside some rows of each class (--public 10) or give a file (--public-file)."
-            )
-        if "everyone" in method.needs and any(len(n) < len(self.ids) - 1 for n in self.topology.neighbours.values()):
-            raise Mistake(
-                f"{type(method).__name__} needs links between all nodes, which the topology '{self.topology.spec}' lacks: "
-                "use --topology full."
-            )
-        if "everyone" in method.needs and self.robust:
-            raise Mistake(
-                f"{type(method).__name__} does not aggregate models that a robust rule could compare: leave out --robust."
-            )
-        if "aggregator" in method.needs and self.topology.kind == "peers":
-            raise Mistake(
-                f"{type(method).__name__} needs one aggregator and so cannot run under '{self.topology.spec}': "
-                "use --topology star or rotating."
-            )
+        check_needs(self, method)
 
     @property
     def has_public(self) -> bool:
@@ -157,6 +152,7 @@ class Runtime(Federation):
         # `spread:train` draws the same random numbers as `train`, so peers over a full graph give the star's results.
         node = Node(name, data, self.seed, round, step.step, state, peers, public, self.bench, exhibits=self.exhibits)
         node.private_seed = self.private_seed
+        node.group, node.aggregators = self.topology.group(name), tuple(self.topology.groups)
         return node
 
     def label_counts(self) -> dict[str, list[int]]:
@@ -320,6 +316,8 @@ class Runtime(Federation):
         view: Callable[[Tree, str], Tree] | None = None,
     ) -> Tree:
         to = self._ordered(to)
+        if self.topology.groups:
+            return pool_in_groups(self, train, combine, state, to, view)
         if self.topology.kind == "peers":
             if not isinstance(state, AtNodes):  # first round: every node starts from this state, chosen or not
                 self.call(ADOPT, state, training=False)

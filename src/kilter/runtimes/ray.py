@@ -80,13 +80,13 @@ class RayCluster(Simulation):
         if workers != "auto" and workers < 1:
             raise Mistake(f"There must be at least one worker, not {workers}.")
         self._most = None if workers == "auto" else workers
-        self._terms = {"experiment": _absolute(experiment).write(), "facts": facts, "topology": asdict(self.topology)}
+        self._terms = {"experiment": _absolute(experiment).write(), "facts": facts}
         self._ours = connect(address)
 
     def start_workers(self) -> Seats:
         return Seats(
             self._most,
-            wire.encode(self._terms),
+            wire.encode({**self._terms, "topology": asdict(self.topology)}),
             *_rows(self.clients, self.bench, self.public),
             self.device.type == "cuda",
         )

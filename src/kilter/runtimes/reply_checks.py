@@ -36,7 +36,10 @@ def checked(box: Mapping[str, Tree], method: Method, written: StepName, me: str)
 
 def must_match(method: Method, written: StepName) -> bool:
     """Whether the letters of this step are pooled and so must have one shape."""
-    return written.kind is StepKind.SPREAD and bool(getattr(getattr(method, written.step, None), "alike", True))
+    if written.kind is StepKind.MERGE:
+        return True
+    pooled = written.kind in (StepKind.SPREAD, StepKind.SUBMIT)
+    return pooled and bool(getattr(getattr(method, written.step, None), "alike", True))
 
 
 def mismatched(looks: Mapping[str, Facts], me: str) -> dict[str, str]:

@@ -1,11 +1,11 @@
-"""Roles of participants by name, where nodes aggregate in turn: `roles = "a=aggregator,b=trainer,p=proxy"` in an experiment.
+"""Roles of participants by name, where nodes aggregate in turn or in groups: `roles = "a=aggregator,b=trainer,p=proxy"`.
 
 trainer      trains, and never aggregates
-aggregator   trains, and aggregates in turn; if a name has this role, only such names aggregate
+aggregator   trains, and aggregates (in turn, or for its group); if a name has this role, only such names aggregate
 proxy        forwards letters between the others, which it cannot read, and never trains
 idle         takes no part
 
-A node without a role trains, and aggregates in turn unless others have the role of aggregator.
+A node without a role trains, and aggregates unless others have the role of aggregator.
 """
 
 from __future__ import annotations
@@ -40,6 +40,16 @@ class Roles:
         chosen = tuple(name for name in ids if self.by_name.get(name) == "aggregator")
         return chosen or tuple(name for name in ids if name not in self.by_name)
 
+    def group_aggregators(self, topology: str, ids: Sequence[str]) -> tuple[str, ...]:
+        """The aggregators of the groups (aggregators:k): those with the role, or the first k; empty for other topologies."""
+        name, _, count = topology.partition(":")
+        if name != "aggregators" or not count.isdecimal():
+            return ()
+        named = list(self.by_name.values()).count("aggregator")
+        if named and named != int(count):
+            raise Mistake(f"The topology '{topology}' needs {count} names with the role aggregator, not {named}.")
+        return self.aggregators(self.members(ids))[: int(count)]
+
     def taking_part(self, clients: Mapping[str, T]) -> dict[str, T]:
         """The clients that train. A name that nobody has is a Mistake."""
         self.check(clients)
@@ -70,8 +80,12 @@ def parse_roles(text: str, topology: str = "rotating") -> Roles:
         if name in roles:
             raise Mistake(f"roles names '{name}' twice.")
         roles[name] = role
-    if roles and topology != "rotating":
-        raise Mistake(f"Roles need nodes that aggregate in turn (topology = 'rotating'), not '{topology}'.")
+    if roles and topology.split(":")[0] not in ("rotating", "aggregators"):
+        raise Mistake(
+            f"Roles need nodes that aggregate in turn (topology = 'rotating') or in groups ('aggregators:2'), not '{topology}'."
+        )
     if list(roles.values()).count("proxy") > 1:
         raise Mistake("roles names several proxies: letters go through one.")
-    return Roles(roles)
+    parsed = Roles(roles)
+    parsed.group_aggregators(topology, tuple(roles))
+    return parsed

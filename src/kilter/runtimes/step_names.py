@@ -4,7 +4,10 @@ train                        a step of the method
 spread:train                 peers: run `train`, then send the result to every neighbour
 gather:combine               peers: run `combine` on the letters that arrived
 gather:trimmed:0.2:combine   the same, after the robust rule `trimmed:0.2` was applied to the letters
-:evaluate, :look, :adopt, :summarise, :receive   steps of the framework
+submit:train                 groups: run `train`, then send the result to the group's aggregator
+merge:combine                groups: run `combine` on what the group sent, then send the result to the other aggregators
+:exchange, :follow           groups: average the groups' states; start from the aggregator's state
+:evaluate, :look, :adopt, :summarise, :receive   other steps of the framework
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ class StepKind(Enum):
     METHOD = "method"  # a step of the method; its reply goes to the aggregator
     SPREAD = "spread"  # peers, first half of `pool`: train, then write to the neighbours
     GATHER = "gather"  # peers, second half of `pool`: combine what the neighbours wrote
+    SUBMIT = "submit"  # groups: train, then write to the group's aggregator
+    MERGE = "merge"  # groups: combine what the group wrote, then write to the other aggregators
     FRAMEWORK = "framework"  # evaluation and set-up, the same for every method
 
 
@@ -33,7 +38,7 @@ class StepName:
 
     step: str  # the function that runs, for example "train"; random numbers are derived from this part only
     kind: StepKind = StepKind.METHOD
-    robust: str = ""  # GATHER only: the robust rule, for example "trimmed:0.2"; empty for none
+    robust: str = ""  # GATHER and MERGE only: the robust rule, for example "trimmed:0.2"; empty for none
 
     def __str__(self) -> str:
         if self.kind is StepKind.METHOD:
@@ -41,6 +46,16 @@ class StepName:
         if self.kind is StepKind.FRAMEWORK:
             return f":{self.step}"
         return ":".join(part for part in (self.kind.value, self.robust, self.step) if part)
+
+    @property
+    def writes_letters(self) -> bool:
+        """Whether the framework makes letters of what the step returns."""
+        return self.kind in (StepKind.SPREAD, StepKind.SUBMIT, StepKind.MERGE) or self == EXCHANGE
+
+    @property
+    def reads_letters(self) -> bool:
+        """Whether the step cannot run without letters."""
+        return self.kind in (StepKind.GATHER, StepKind.MERGE) or self in (EXCHANGE, FOLLOW)
 
     @staticmethod
     def spread(step: str) -> StepName:
@@ -67,12 +82,12 @@ class StepName:
             return StepName(step)
         if not prefix and text in FRAMEWORK_STEPS:
             return StepName(step, StepKind.FRAMEWORK)
-        if prefix == "spread":
-            return StepName.spread(step)
-        if kind == "gather" and (robust or prefix == "gather") and not robust.endswith(":"):
+        if prefix in ("spread", "submit"):
+            return StepName(step, StepKind(prefix))
+        if kind in ("gather", "merge") and (robust or prefix == kind) and not robust.endswith(":"):
             if robust:
                 parse_robust(robust)
-            return StepName.gather(step, robust)
+            return StepName(step, StepKind(kind), robust)
         raise _not_a_step(text)
 
 
@@ -86,4 +101,6 @@ LOOK = StepName("look", StepKind.FRAMEWORK)  # a simulator's processes share the
 ADOPT = StepName("adopt", StepKind.FRAMEWORK)  # peers: start from this state
 SUMMARISE = StepName("summarise", StepKind.FRAMEWORK)  # statistics of a site's rows, for the preparation of the data
 RECEIVE = StepName("receive", StepKind.FRAMEWORK)  # sites get the final models
-FRAMEWORK_STEPS = tuple(map(str, (EVALUATE, LOOK, ADOPT, SUMMARISE, RECEIVE)))
+EXCHANGE = StepName("exchange", StepKind.FRAMEWORK)  # groups: average the groups' states
+FOLLOW = StepName("follow", StepKind.FRAMEWORK)  # groups: start from the state of the group's aggregator
+FRAMEWORK_STEPS = tuple(map(str, (EVALUATE, LOOK, ADOPT, SUMMARISE, RECEIVE, EXCHANGE, FOLLOW)))

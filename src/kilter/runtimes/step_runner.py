@@ -21,10 +21,11 @@ from kilter.fast import switch
 from kilter.fast.fits import run as run_fits
 from kilter.records.types import Metrics
 from kilter.records.wire import Facts
+from kilter.runtimes import groups
 from kilter.runtimes.evaluation import POOL, EvaluationRequest, evaluate_requests, examine, predict_part
 from kilter.runtimes.personal_layers import with_personal_layers
 from kilter.runtimes.robust import robust
-from kilter.runtimes.step_names import ADOPT, EVALUATE, LOOK, RECEIVE, StepKind, StepName
+from kilter.runtimes.step_names import ADOPT, EVALUATE, EXCHANGE, FOLLOW, LOOK, RECEIVE, StepKind, StepName
 
 RunningStep = Generator[Any, Tree, Tree]  # yields requests (Fit, Look) and is sent the answers
 
@@ -100,17 +101,25 @@ def resolve(method: Method, name: StepName) -> Step:
         return lambda node, message: _look(method, node, message)
     if name == ADOPT:
         return _adopt
+    if name == EXCHANGE:
+        return groups.exchange
+    if name == FOLLOW:
+        return groups.follow
     if name == RECEIVE:
         return lambda node, message: True  # the site writes the models to its folder
     step: Any = getattr(method, name.step, None)
     if not getattr(step, "is_step", False):
         raise Mistake(f"The method '{type(method).__name__}' has no step '{name}'.")
-    if name.kind is not StepKind.GATHER and method.task is not None and method.task.personal:
+    if name.kind not in (StepKind.GATHER, StepKind.MERGE) and method.task is not None and method.task.personal:
         step = with_personal_layers(method, step)
     if name.kind is StepKind.SPREAD:
         return lambda node, message: _spread(method, step, node, message)
     if name.kind is StepKind.GATHER:
         return lambda node, message: _gather(step, node, message, name.robust)
+    if name.kind is StepKind.SUBMIT:
+        return lambda node, message: groups.submit(method, step, node, message, _run)
+    if name.kind is StepKind.MERGE:
+        return lambda node, message: groups.merge(step, node, message, name.robust, _run)
     return step
 
 
