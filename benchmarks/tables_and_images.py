@@ -74,6 +74,8 @@ def measure(what: str, path: str) -> dict[str, float]:
         with multiprocessing.Pool(2) as pool:
             total = sum(pool.imap(plain_decode, files, chunksize=64))
         return {"seconds": time.perf_counter() - began, "peak": peak_megabytes(), "bytes": float(total)}
+    if what == "kilter images, a run":
+        return measure_run(path)
     from kilter import data
 
     before, began = peak_megabytes(), time.perf_counter()
@@ -81,6 +83,20 @@ def measure(what: str, path: str) -> dict[str, float]:
     if what == "kilter tables, prepared":
         loaded = data.split(loaded, "iid", 10).dataset
     return {"seconds": time.perf_counter() - began, "peak": peak_megabytes() - before, "rows": float(len(loaded.y))}
+
+
+def measure_run(path: str) -> dict[str, float]:
+    """One round with a small network on all images, and its evaluation: seconds, and the largest resident size."""
+    from kilter.experiment import Experiment
+    from kilter.records.run_folder import Store
+
+    began = time.perf_counter()
+    local = {"batch": 32, "lr": 0.01}
+    experiment = Experiment.of({"data": path, "model": "linear", "rounds": 1, "local": local})
+    method, fed = experiment.build(workers=1)
+    with fed, tempfile.TemporaryDirectory() as folder:
+        experiment.run(method, fed, Store(folder))
+    return {"seconds": time.perf_counter() - began, "resident": peak_megabytes()}
 
 
 def plain_decode(path: Path) -> int:
@@ -112,6 +128,7 @@ def main() -> None:
             ("pillow loop", images),
             ("kilter images", images),
             ("kilter images, again", images),
+            ("kilter images, a run", images),
         ):
             words = [sys.executable, __file__, "--measure", what, str(path)]
             done = subprocess.run(words, capture_output=True, text=True, check=True, env=env)

@@ -68,6 +68,13 @@ class Rows:
         """One column, gathered: `rows["y"]`."""
         return self.own[column] if column in self.own else as_float(self.tables[column].index_select(0, self.index))
 
+    def gathered_bytes(self, column: str) -> int:
+        """How many bytes a column takes when it is gathered."""
+        if column in self.own:
+            return self.own[column].nbytes
+        table = self.tables[column]
+        return len(self) * table[:1].numel() * (4 if table.dtype == torch.uint8 else table.element_size())
+
     def batch(self, at: Tensor | slice = slice(None)) -> Batch:
         """The rows at these positions (of `index`) with every column; bytes become floats in 0..1."""
         rows = self.index[at]

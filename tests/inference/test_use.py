@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from PIL import Image
 from pyarrow import csv as arrow_csv
 
 from kilter.data import TableOptions
@@ -19,7 +20,7 @@ from kilter.inference.evaluate import evaluate_at_new_site, fine_tune, new_site_
 from kilter.inference.export import FORMATS, export, verify
 from kilter.inference.model_folder import SavedModel, load_model
 from kilter.inference.predict import predict, save
-from kilter.inference.rows import read_rows
+from kilter.inference.rows import read_new_rows, read_rows
 from kilter.records.run_folder import Store, read_summary, write
 
 
@@ -167,6 +168,30 @@ def test_a_new_site_with_and_without_fine_tuning(trained: tuple[Path, Path], tmp
     strange.write_text(strange.read_text().replace(",ill", ",dead"))
     with pytest.raises(Mistake, match="dead"):
         new_site_data(model, strange, TableOptions(drop=("age",)))
+
+
+def test_images_of_any_size_are_named_and_unreadable_ones_are_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KILTER_CACHE", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    for folder, size in (("train", 12), ("new", 20)):
+        for at in range(40):
+            path = tmp_path / folder / ("dark", "light")[at % 2] / f"{at:02}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = rng.normal((60, 180)[at % 2], 10, (size, size)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(path)
+    (tmp_path / "new/dark/01b.png").write_bytes(b"damaged")
+    settings = {"partition": "iid", "clients": 2, "rounds": 20, "local": {"lr": 0.3}}
+    model = load_model(run(tmp_path / "run", tmp_path / "train", **settings))
+    rows = read_new_rows(model, tmp_path / "new")
+    assert rows.notes[-1].startswith("Skipped 1 of 41 images that cannot be read")
+    predicted = predict(model, rows.x, rows.files).to_pydict()
+    assert len(predicted["file"]) == 40
+    assert [name.split("/")[0] for name in predicted["file"]] == predicted["prediction"]
+    assert torch.allclose(model.outputs(rows.x), model.outputs(read_rows(model, tmp_path / "new")), atol=1e-6)
+    result = evaluate_at_new_site(model, new_site_data(model, tmp_path / "new", TableOptions()), steps=0)
+    assert (result.test_rows, result.received["accuracy"]) == (8, 1.0)
 
 
 def test_damaged_and_missing_models_are_refused(trained: tuple[Path, Path], tmp_path: Path) -> None:

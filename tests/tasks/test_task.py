@@ -15,6 +15,7 @@ from kilter.federate import federate
 from kilter.params import buffers, weights
 from kilter.runtimes.simulation import Simulation
 from kilter.tasks import Task
+from kilter.tasks import task as task_module
 from kilter.train import SGD
 from small import (
     Normed,
@@ -189,3 +190,25 @@ def test_frozen_parameters_are_not_trained(stack: bool) -> None:
 
 def test_a_single_vector_is_a_network() -> None:
     assert Task(Vector([1.0, 2.0])).size() == 2
+
+
+def test_rows_that_are_gathered_in_pieces_give_the_same_outputs_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = normed_task()
+    params, pieces = task.init(0), []
+
+    def predict(x: Tensor) -> Tensor:
+        pieces.append(len(x))
+        return task.predict(params, x)
+
+    assert ROWS.gathered_bytes("x") == ROWS["x"].nbytes
+    whole = task_module.predict_rows(predict, ROWS)
+    monkeypatch.setattr(task_module, "GATHERED", 300 * 64 * 4)
+    assert torch.equal(task_module.predict_rows(predict, ROWS), whole)
+    assert pieces == [600, 250, 250, 100]  # no evaluation batch is cut in two
+    assert task_module.predict_rows(lambda x: None, ROWS) is None
+
+
+def test_large_rows_are_evaluated_in_smaller_batches() -> None:
+    assert task_module.evaluation_batch(torch.zeros(1, 3, 64, 64)) == task_module.EVAL_BATCH
+    assert task_module.evaluation_batch(torch.zeros(1, 3, 224, 224)) == 27
+    assert task_module.evaluation_batch(torch.zeros(0, 5)) == task_module.EVAL_BATCH

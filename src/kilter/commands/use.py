@@ -47,13 +47,17 @@ def predict(
     from kilter.inference.model_folder import load_model
     from kilter.inference.predict import predict as predictions
     from kilter.inference.predict import save
-    from kilter.inference.rows import read_rows
+    from kilter.inference.rows import read_new_rows
 
     model = load_model(folder, which, client, weights)
     began = time.perf_counter()
-    x = read_rows(model, data, tokenizer)
-    save(predictions(model, x), out)
-    stdout.print(f"{len(x)} rows with the {_called(model)} in {time.perf_counter() - began:.1f} s: {out}", markup=False)
+    rows = read_new_rows(model, data, tokenizer)
+    save(predictions(model, rows.x, rows.files), out)
+    for note in rows.notes:
+        stdout.print(note, markup=False, soft_wrap=True)
+    stdout.print(
+        f"{len(rows.x)} rows with the {_called(model)} in {time.perf_counter() - began:.1f} s: {out}", markup=False
+    )
 
 
 def _called(model: SavedModel) -> str:

@@ -73,6 +73,7 @@ class ImageSet:
     notes: tuple[str, ...]  # what was decided and what was skipped, for the first lines of a run
     sums: Index | None  # (N, C, 2), of large colour images: see channel_sums
     skipped: tuple[str, ...]  # the client of each image that cannot be read; empty where folders name none
+    paths: tuple[Path, ...]  # of the images in `x`
 
 
 def is_image(path: Path) -> bool:
@@ -161,7 +162,8 @@ def load_images(name: str, files: list[ImageFile], options: ImageOptions, classe
     y = np.array([place[f.label] for f in files], dtype=np.int64)
     groups, group_names = _groups(files)
     train, test = _divide(name, files, y, groups, options)
-    return ImageSet(x, y, train, test, names, groups, group_names, tuple(notes), sums, skipped_clients)
+    paths = tuple(file.path for file in files)
+    return ImageSet(x, y, train, test, names, groups, group_names, tuple(notes), sums, skipped_clients, paths)
 
 
 def _groups(files: Sequence[ImageFile]) -> tuple[Index | None, tuple[str, ...]]:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from kilter.core import Params
+from kilter.core import Params, Rows
 from kilter.data.preparation import FILE as PREPARATION
 from kilter.data.preparation import Preparation
 from kilter.errors import Mistake, unknown
@@ -20,7 +20,7 @@ from kilter.records import checksums
 from kilter.records.model_info import BEST, FROZEN, LAST, PERSONAL, ModelInfo
 from kilter.records.run_folder import personal_file
 from kilter.tasks import Task
-from kilter.tasks.task import EVAL_BATCH
+from kilter.tasks.task import evaluation_batch, predict_rows
 from kilter.train import Plan
 
 WHICH = ("best", "last")
@@ -51,8 +51,12 @@ class SavedModel:
 
     def outputs(self, x: Tensor) -> Tensor:
         """The network's outputs for prepared rows."""
-        size = max(EVAL_BATCH, NUMBERS // max(x[:1].numel(), 1))  # small rows need few calls
-        return self.task.predict(self.params, x, size)
+        size = max(evaluation_batch(x), NUMBERS // max(x[:1].numel(), 1))  # small rows need few calls
+        if x.dtype != torch.uint8:
+            return self.task.predict(self.params, x, size)
+        outputs = predict_rows(lambda part: self.task.predict(self.params, part), Rows.of(x=x))
+        assert outputs is not None
+        return outputs
 
     def module(self) -> nn.Module:
         """A module from prepared rows to outputs, images standardised and numbers in their units."""

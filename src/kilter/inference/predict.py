@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +16,18 @@ from kilter.inference.model_folder import SavedModel
 from kilter.tasks.kinds import CLASSIFICATION, prediction, probabilities
 
 
-def predict(model: SavedModel, x: Tensor) -> pa.Table | np.ndarray:
-    """The predictions for prepared rows: a table with one line for each, or an array of classes of pixels or tokens."""
+def predict(model: SavedModel, x: Tensor, files: Sequence[str] = ()) -> pa.Table | np.ndarray:
+    """The predictions for prepared rows: a table with one line for each, or an array of classes of pixels or tokens.
+
+    `files` are the names of the images that the rows are from.
+    """
     outputs = model.outputs(x)
     kind = model.task.kind
     predicted = prediction(kind, outputs)
     if kind in ("segmentation", "next-token"):
         return predicted.numpy()
     names = model.classes
-    columns: dict[str, object] = {"row": np.arange(1, len(x) + 1)}
+    columns: dict[str, object] = {"row": np.arange(1, len(x) + 1)} | ({"file": list(files)} if files else {})
     if kind in CLASSIFICATION:
         columns["prediction"] = pa.DictionaryArray.from_arrays(pa.array(predicted.numpy()), pa.array(names)).cast(
             pa.string()

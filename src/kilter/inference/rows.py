@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from kilter.core import as_float
 from kilter.data.array_inputs import join_inputs
 from kilter.data.datasets import features
 from kilter.data.files import is_table, read
@@ -18,20 +20,35 @@ from kilter.errors import Mistake
 from kilter.inference.model_folder import SavedModel
 
 
+@dataclass(frozen=True, eq=False)
+class NewRows:
+    """Rows for a model. Images have names, and those that cannot be read are missing."""
+
+    x: Tensor  # prepared; images may be bytes
+    files: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what was skipped
+
+
 def read_rows(model: SavedModel, path: Path, tokenizer: str = "") -> Tensor:
     """The rows of a file or folder, prepared for this model."""
+    return as_float(read_new_rows(model, path, tokenizer).x)
+
+
+def read_new_rows(model: SavedModel, path: Path, tokenizer: str = "") -> NewRows:
+    """The same, with the names of images; they stay bytes, as there may be many."""
     path = path.expanduser()
     if not path.exists():
         raise Mistake(f"There is no '{path}': give a table, an .npz file or a folder of images.")
     if is_table(path):
-        x = _table(model, path, tokenizer)
+        rows = NewRows(_table(model, path, tokenizer))
     elif path.is_dir() and (files := sorted(p for p in path.rglob("*") if is_image(p))):
-        x = _images(model, files)
+        rows = _images(model, path, files)
     else:
-        x = _arrays(path)
-    if tuple(x.shape[1:]) != model.shape:
-        raise Mistake(f"Rows of '{path}' have the shape {tuple(x.shape[1:])}, and the model needs {model.shape}.")
-    return x
+        rows = NewRows(_arrays(path))
+    shape = tuple(rows.x.shape[1:])
+    if shape != model.shape:
+        raise Mistake(f"Rows of '{path}' have the shape {shape}, and the model needs {model.shape}.")
+    return rows
 
 
 def _table(model: SavedModel, path: Path, tokenizer: str) -> Tensor:
@@ -47,14 +64,14 @@ def _table(model: SavedModel, path: Path, tokenizer: str) -> Tensor:
     return torch.from_numpy(model.preparation.apply(raw))
 
 
-def _images(model: SavedModel, files: list[Path]) -> Tensor:
+def _images(model: SavedModel, folder: Path, files: list[Path]) -> NewRows:
     shape = model.shape
     if len(shape) != 3:
         raise Mistake(f"The model needs rows of shape {shape}, not images.")
     options = ImageOptions(f"{shape[1]}x{shape[2]}", "rgb" if shape[0] == 3 else "grey")
     decoded = load_images("images", [ImageFile(p, "any") for p in files], options, ("any",))
-    x = torch.from_numpy(decoded.x)
-    return x.float().div_(255) if x.dtype == torch.uint8 else x
+    names = tuple(str(path.relative_to(folder)) for path in decoded.paths)
+    return NewRows(torch.from_numpy(decoded.x), names, decoded.notes)
 
 
 def _arrays(path: Path) -> Tensor:

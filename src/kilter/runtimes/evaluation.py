@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypedDict
 
 import numpy as np
@@ -23,6 +24,7 @@ from kilter.records.wire import Malformed
 from kilter.runtimes.ledger import Ledger
 from kilter.runtimes.personal_layers import own_model, own_outputs
 from kilter.runtimes.step_names import StepName
+from kilter.tasks.task import predict_rows
 
 SAMPLE = 2000  # rows of the common test set that evaluate personal models between rounds
 PART = 1000  # rows of the common test set that one process predicts at a time
@@ -79,9 +81,9 @@ class EvaluationRequest:
 def evaluate_requests(requests: Sequence[EvaluationRequest]) -> list[Metrics | None]:
     """The metrics of each request. The grouping depends on the requests alone, never on the number of processes."""
     metrics: list[Metrics | None] = []
-    for group, x in _batches(requests):
+    for group in _groups(requests):
         first = group[0]
-        outputs = first.method.predict(first.state, x)
+        outputs = _predict(first, group)
         if outputs is None:
             metrics += [None] * len(group)
             continue
@@ -90,25 +92,25 @@ def evaluate_requests(requests: Sequence[EvaluationRequest]) -> list[Metrics | N
     return metrics
 
 
-def _batches(requests: Sequence[EvaluationRequest]) -> Iterator[tuple[list[EvaluationRequest], Tensor]]:
-    """Consecutive requests about one state with all their rows: at most BATCH_BYTES of them, or a single request."""
+def _predict(first: EvaluationRequest, group: list[EvaluationRequest]) -> Tensor | None:
+    if len(group) == 1:
+        return predict_rows(lambda x: first.method.predict(first.state, x), first.rows)
+    return first.method.predict(first.state, torch.cat([request.rows["x"] for request in group]))
+
+
+def _groups(requests: Sequence[EvaluationRequest]) -> Iterator[list[EvaluationRequest]]:
+    """Consecutive requests about one state: at most BATCH_BYTES of rows, or a single request."""
     group: list[EvaluationRequest] = []
-    rows: list[Tensor] = []
     held = 0
     for request in requests:
-        x = request.rows["x"]
-        if group and (request.state is not group[0].state or held + x.nbytes > BATCH_BYTES):
-            yield group, _joined(rows)
-            group, rows, held = [], [], 0
+        size = request.rows.gathered_bytes("x")
+        if group and (request.state is not group[0].state or held + size > BATCH_BYTES):
+            yield group
+            group, held = [], 0
         group.append(request)
-        rows.append(x)
-        held += x.nbytes
+        held += size
     if group:
-        yield group, _joined(rows)
-
-
-def _joined(rows: list[Tensor]) -> Tensor:
-    return torch.cat(rows) if len(rows) > 1 else rows[0]
+        yield group
 
 
 def examine(
@@ -129,17 +131,18 @@ def examine(
     for name, rows in parts.items():
         report[name] = None
         if len(rows) and alone:  # one by one: whether nodes share one state object depends on how states travelled
-            report[name] = measured(method.predict(state, rows["x"]), rows)
+            report[name] = measured(predict_rows(partial(method.predict, state), rows), rows)
         elif len(rows):
             report[name] = yield EvaluationRequest(method, state, rows)
         if is_personal(method):
-            report[f"own_{name}"] = measured(own_outputs(method, node, state, rows["x"]), rows) if len(rows) else None
+            own = predict_rows(partial(own_outputs, method, node, state), rows) if len(rows) else None
+            report[f"own_{name}"] = measured(own, rows)
     if is_personal(method) or alone:
         common = sample_rows(node.bench, full)
         outputs = None
         if common is not None and len(common):
-            x = common["x"]
-            outputs = own_outputs(method, node, state, x) if is_personal(method) else method.predict(state, x)
+            personal = partial(own_outputs, method, node, state)
+            outputs = predict_rows(personal if is_personal(method) else partial(method.predict, state), common)
         report["own_bench"] = None if common is None else measured(outputs, common)
         common_scores = None if common is None or outputs is None else by_class(method, outputs, common["y"])
     if common_scores and len(node.data.train):
@@ -173,14 +176,15 @@ def parts(rows: Rows) -> int:
 def predict_part(method: Method, state: Tree, rows: Rows, part: int) -> Tensor | None:
     """The global model's outputs for one part of the common test set."""
     chosen = rows.take(torch.arange(part * PART, min((part + 1) * PART, len(rows))))
-    return method.predict(state, chosen["x"])
+    return predict_rows(partial(method.predict, state), chosen)
 
 
 def score_variants(method: Method, state: Tree, rows: Rows, full: bool) -> dict[str, ModelScores]:
     """The method's other results on the common test set, between rounds on a sample of its rows."""
     variants = method.variants(state)
-    batch = (sample_rows(rows, full) or rows).batch() if variants else {}
-    return {name: score(method, predict(batch["x"]), batch["y"], full) for name, predict in variants.items()}
+    some = (sample_rows(rows, full) or rows) if variants else rows
+    outputs = {name: predict_rows(predict, some) for name, predict in variants.items()}
+    return {name: score(method, out, some["y"], full) for name, out in outputs.items() if out is not None}
 
 
 def score(method: Method, outputs: Tensor, y: Tensor, full: bool) -> ModelScores:

@@ -24,6 +24,24 @@ from kilter.tasks.augment import mixed_losses, parse_augmentation
 from kilter.tasks.losses import row_cross_entropy
 
 EVAL_BATCH = 250  # rows in one evaluation batch
+LARGE_ROW = 2**14  # numbers in a row, from which on fewer rows are evaluated at once
+GATHERED = 2**28  # bytes of rows that are gathered at once to evaluate a model
+
+
+def evaluation_batch(x: Tensor) -> int:
+    """How many rows of this table are evaluated at once."""
+    return max(1, min(EVAL_BATCH, EVAL_BATCH * LARGE_ROW // max(x[:1].numel(), 1)))
+
+
+def predict_rows(predict: Callable[[Tensor], Tensor | None], rows: Rows) -> Tensor | None:
+    """`predict(rows["x"])`. Rows that are too large together are gathered piece by piece; no batch is cut in two."""
+    if rows.gathered_bytes("x") <= GATHERED:
+        return predict(rows["x"])
+    size = evaluation_batch(rows.tables["x"])
+    piece = max(1, GATHERED // (4 * rows.tables["x"][:1].numel() * size)) * size
+    outputs = [predict(rows.take(at)["x"]) for at in torch.arange(len(rows)).split(piece)]
+    known = [part for part in outputs if part is not None]
+    return torch.cat(known) if len(known) == len(outputs) else None
 
 
 class Task:
@@ -231,8 +249,8 @@ class Task:
         losses = self.losses(params, batch)
         return (losses * batch["weight"]).mean() if "weight" in batch else losses.mean()
 
-    def predict(self, params: Params, x: Tensor, size: int = EVAL_BATCH) -> Tensor:
-        """Outputs in evaluation mode, in batches of this size."""
+    def predict(self, params: Params, x: Tensor, size: int = 0) -> Tensor:
+        """Outputs in evaluation mode, in batches of this size; 0: of `evaluation_batch`."""
         device = placement.current()
         params = placement.to_device(channels_last(params))
         with placement.autocast():
@@ -240,10 +258,10 @@ class Task:
         return outputs if placement.on_cpu() else outputs.float().cpu()
 
     @torch.no_grad()
-    def batched(self, f: Callable[[Tensor], Tensor], x: Tensor, size: int = EVAL_BATCH) -> Tensor:
+    def batched(self, f: Callable[[Tensor], Tensor], x: Tensor, size: int = 0) -> Tensor:
         """f(x), computed in batches and without gradients: `task.batched(lambda x: task.features(params, x), x)`."""
         with Quick():
-            return torch.cat([f(part) for part in x.split(size)])
+            return torch.cat([f(part) for part in x.split(size or evaluation_batch(x))])
 
     def measure(self, outputs: Tensor, y: Tensor) -> Measured:
         """The metrics of these outputs."""
@@ -264,7 +282,9 @@ class Task:
 
     def evaluate(self, params: Params, rows: Rows) -> Measured:
         """The metrics of this model on these rows."""
-        return self.measure(self.predict(params, rows["x"]), rows["y"])
+        outputs = predict_rows(lambda x: self.predict(params, x), rows)
+        assert outputs is not None
+        return self.measure(outputs, rows["y"])
 
     def mean_loss(self, params: Params, rows: Rows) -> float:
         """The mean loss of this model on these rows."""
