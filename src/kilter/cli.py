@@ -65,6 +65,3 @@ def main() -> None:
         advice = "free some space" if e.errno in (errno.ENOSPC, errno.EDQUOT) else "check the path and its permissions"
         stderr.print(f"kilter: '{e.filename}': {e.strerror}: {advice}.", markup=False, soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        stderr.print("Stopped.")
-        sys.exit(130)

@@ -178,7 +178,7 @@ def test_a_save_that_fails_anywhere_leaves_the_last_checkpoint_whole(
         real(a, b)
 
     monkeypatch.setattr(module.os, "replace", replace)
-    with pytest.raises(Mistake, match="resume the run; nothing is lost"):
+    with pytest.raises(Mistake, match="try again; nothing is lost"):
         save(store, 2, {k: {"new": 1} for k in STATES}, STATES)
     store.close()
     monkeypatch.undo()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -29,6 +30,16 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 Workers = Annotated[str, typer.Option(help="Number of worker processes; auto: as many as prove fastest.")]
 RuntimeName = Annotated[str, typer.Option("--runtime", help="Where steps run: simulation (this machine) or ray.")]
 RayAddress = Annotated[str, typer.Option(help="The Ray cluster, HOST:PORT; default: this machine.", show_default=False)]
+
+
+@contextmanager
+def stops_with(advice: str) -> Iterator[None]:
+    """Ctrl-C inside this block ends the command with this advice and exit code 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        stderr.print(f"Stopped. {advice}", markup=False, soft_wrap=True)
+        raise typer.Exit(130) from None
 
 
 def print_json(value: object) -> None:

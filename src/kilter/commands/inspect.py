@@ -40,15 +40,15 @@ def inspect(
     dataset = assemble(None, None, {**options, "data": data}).dataset()
     if dataset.raw is not None and dataset.schema is not None and not isinstance(dataset.preparation, Preparation):
         dataset = dataset.prepared(fit_whole(dataset.raw, dataset.schema, dataset.train.numpy()))
+    elif dataset.schema is None and schema_file is not None:
+        raise Mistake(f"'{data}' has no schema, because it is not a table: leave out --schema-file.")
     report = look_at(replace(dataset, name=data))
     if as_json:
         typer.echo(json.dumps(report.plain(), indent=2, allow_nan=False))
     else:
         for part in tables(report):
             stdout.print(part)
-    if schema_file is not None:
-        if dataset.schema is None:
-            raise Mistake(f"'{data}' has no schema, because it is not a table: leave out --schema-file.")
+    if schema_file is not None and dataset.schema is not None:
         write(schema_file, dataset.schema.text())
     if html is not None:
         write(html, page(report))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kilter.commands.experiment_options import Command, experiment_options, typed_options
+from kilter.commands.experiment_options import Command, experiment_options, stops_with, typed_options
 from kilter.commands.experiment_options import stdout as out
 from kilter.commands.network_log import LogFile, LogJson, prepare
 from kilter.commands.network_options import (
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from kilter.net.policy import SitePolicy
     from kilter.net.site import Site
     from kilter.net.tls import Identity
+
+AGAIN = "Start it again with the same options to resume."
 
 
 def serve(
@@ -108,7 +110,7 @@ def serve(
     server = GrpcServer(listen, identity, run.sites or None, largest, revocation_list(revoked, identity))
     me = identity.name if identity else "server"
     out.print(f"Listening on {listen.rpartition(':')[0]}:{server.port} as {me}; run folder {run.where}")
-    with stoppable():
+    with stops_with(AGAIN), stoppable():
         run.run(server, me, out, port, dashboard)
 
 
@@ -209,7 +211,7 @@ def _take_part(site: Site, server: str, give_up: float, dry_run: bool) -> None:
     if dry_run:
         asyncio.run(rehearse(site, server, lambda line: out.print(line, markup=False, soft_wrap=True)))
         return
-    with stoppable(signal.SIGTERM):  # asyncio handles Ctrl-C itself
+    with stops_with(AGAIN), stoppable(signal.SIGTERM):  # asyncio handles Ctrl-C itself
         asyncio.run(attend(site, server, give_up))
 
 
@@ -287,7 +289,7 @@ def peer(
         host = listen.rpartition(":")[0]
         fed.set_device(device)
         out.print(f"Listening on {host}:{fed.transport.port} as {me}; run folder {run.where}")
-        with stoppable():
+        with stops_with(AGAIN), stoppable():
             run.run(fed, out, port)
 
 

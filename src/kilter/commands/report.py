@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kilter.commands.experiment_options import Json, print_json, stdout
+from kilter.commands.experiment_options import Json, print_json, stdout, stops_with
 
 
 def register(app: typer.Typer) -> None:
@@ -39,7 +39,7 @@ def dashboard(
     stdout.print(f"Open {server.address}", markup=False, soft_wrap=True)
     stdout.print("The address holds a secret token. Stop with Ctrl-C.")
     stdout.file.flush()
-    with server:
+    with stops_with("The page shows nothing new from now on."), server:
         server.serve_forever()
 
 

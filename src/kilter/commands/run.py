@@ -21,6 +21,7 @@ from kilter.commands.experiment_options import (
     ray_cluster,
     stderr,
     stdout,
+    stops_with,
     worker_count,
 )
 from kilter.errors import Mistake
@@ -156,23 +157,30 @@ def _run_to_the_end(
 
     stdout.print(f"Device: {describe(fed.devices)}", markup=False)
     trackers = Trackers.of(log, store.folder, lambda text: stderr.print(text, markup=False, soft_wrap=True))
+    rounds = 0
     try:
-        with trackers, stoppable(), Progress(experiment.rounds, stdout, method.task.main) as progress:
+        with (
+            stops_with(f"Resume with: kilter resume {store.folder}"),
+            trackers,
+            stoppable(),
+            Progress(experiment.rounds, stdout, method.task.main) as progress,
+        ):
 
             def watch(record: Round) -> None:
+                nonlocal rounds
+                rounds += 1
                 progress.see(record)
                 trackers.round(record)
 
             trackers.start(store.folder.name, asdict(experiment))
             experiment.run(method, fed, store, watch, extend=extend)
             trackers.finish(store.folder)
-    except KeyboardInterrupt:
-        stderr.print(f"Stopped. Resume with: kilter resume {store.folder}")
-        raise typer.Exit(130) from None
     except NothingTrained:
         show_notices(read_summary(store.folder), stderr)
         raise
     except Mistake as e:
+        if not rounds:  # nothing was done that could be continued
+            raise
         raise Mistake(
             f"{e} (the run is in '{store.folder}'; `kilter resume {store.folder}` continues from its last checkpoint)"
         ) from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kilter.commands.experiment_options import Log, experiment_options, stdout
+from kilter.commands.experiment_options import Log, experiment_options, stdout, stops_with
 from kilter.errors import Mistake, unknown
 
 if TYPE_CHECKING:
@@ -145,13 +145,9 @@ def run_study(study: Study, path: Path, jobs: str) -> Results:
     from kilter.study.pipeline import conduct
 
     at_once = cores() if jobs == "auto" else whole(jobs, "--jobs", least=1)
-    try:
-        with stoppable(), Folder(path) as folder:
-            results = conduct(study, folder, at_once, stdout)
-            publish(results, path, f"kilter {shlex.join(sys.argv[1:])}")
-    except KeyboardInterrupt:
-        stdout.print(f"Stopped. Nothing is lost in '{path}': repeat the command to resume.", markup=False)
-        raise typer.Exit(130) from None
+    with stops_with(f"Nothing is lost in '{path}': repeat the command to resume."), stoppable(), Folder(path) as folder:
+        results = conduct(study, folder, at_once, stdout)
+        publish(results, path, f"kilter {shlex.join(sys.argv[1:])}")
     return results
 
 

@@ -48,6 +48,7 @@ def predict(
     from kilter.inference.predict import predict as predictions
     from kilter.inference.predict import save
     from kilter.inference.rows import read_new_rows
+    from kilter.records.display import counted
 
     model = load_model(folder, which, client, weights)
     began = time.perf_counter()
@@ -56,7 +57,8 @@ def predict(
     for note in rows.notes:
         stdout.print(note, markup=False, soft_wrap=True)
     stdout.print(
-        f"{len(rows.x)} rows with the {_called(model)} in {time.perf_counter() - began:.1f} s: {out}", markup=False
+        f"{counted(len(rows.x), 'row')} with the {_called(model)} in {time.perf_counter() - began:.1f} s: {out}",
+        markup=False,
     )
 
 

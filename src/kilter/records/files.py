@@ -29,6 +29,6 @@ def cannot_write(path: Path, e: OSError) -> Mistake:
     """What to raise when a file cannot be written."""
     if e.errno in (errno.ENOSPC, errno.EDQUOT):
         return Mistake(
-            f"The disk is full: '{path}' could not be written. Free some space, then resume the run; nothing is lost."
+            f"The disk is full: '{path}' could not be written. Free some space and try again; nothing is lost."
         )
     return Mistake(f"'{path}' could not be written: {e.strerror}.")

@@ -306,8 +306,10 @@ def read_clients(folder: Path) -> Clients:
     """A run's clients.json."""
     try:
         return from_json(Clients, _verified(folder, "clients.json"))
-    except (OSError, Unreadable):
-        raise Mistake(f"'{folder}' is damaged: its clients.json is missing or cannot be read.") from None
+    except OSError as e:
+        raise Mistake(f"'{folder}' is damaged: its clients.json cannot be read: {e.strerror}.") from None
+    except Unreadable as e:
+        raise Mistake(f"'{folder}' holds a clients.json that cannot be read: {e}.") from None
 
 
 def read_partition(folder: Path) -> Partition | None:
@@ -316,5 +318,7 @@ def read_partition(folder: Path) -> Partition | None:
         return from_json(Partition, (folder / "partition.json").read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, Unreadable):
-        raise Mistake(f"'{folder}' is damaged: its partition.json cannot be read.") from None
+    except OSError as e:
+        raise Mistake(f"'{folder}' is damaged: its partition.json cannot be read: {e.strerror}.") from None
+    except Unreadable as e:
+        raise Mistake(f"'{folder}' holds a partition.json that cannot be read: {e}.") from None

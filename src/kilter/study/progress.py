@@ -73,7 +73,7 @@ class StudyProgress:
         else:
             self._failed += 1
         if not self._live:
-            text = f"FAILED: {failure}" if failure else f"{self._accuracy(status)}, {took:.1f} s"
+            text = f"FAILED: {failure.rstrip('.')}" if failure else f"{self._accuracy(status)}, {took:.1f} s"
             left = f"; left {duration(self.left())}" if self._waiting or self._running else ""
             self._print(f"[{self._done}/{self._total}] {job.title}: {text}{left}")
 
