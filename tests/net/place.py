@@ -211,8 +211,9 @@ class Place:
             "bench": split.test,
             "public": split.public,
         }
-        fed = Simulation(clients, **given | options)
-        fed.roles = parse_roles(made.roles, made.topology)
+        roles = parse_roles(made.roles, made.topology)
+        fed = Simulation(roles.taking_part(clients) if made.roles else clients, **given | options)
+        fed.roles = roles
         return fed
 
     def method(self) -> Any:
