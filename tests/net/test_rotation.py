@@ -15,7 +15,7 @@ from told import booked, simulate, told
 from turns_here import LENIENT, WAIT, Turns, turns
 
 from kilter.methods import methods
-from kilter.net.aggregator import REPEATED, AggregatorRuntime
+from kilter.net.aggregator import REPEATED, AggregatorRuntime, LinkTransport
 from kilter.net.audit import verify
 from kilter.net.disclosure import explain
 from kilter.net.frames import pack_letter
@@ -299,6 +299,22 @@ def test_if_the_leader_and_the_one_before_it_are_lost_the_run_waits_and_says_for
     real, simulated = here.wait(), here.simulated()
     one, other = models(real, simulated)
     assert one == other
+
+
+def test_a_site_that_is_asked_twice_may_answer_twice(
+    turns: Callable[..., Turns], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a new connection a site is asked again, and its second answer is nobody's failure."""
+    take = LinkTransport.reply
+
+    def twice(transport: LinkTransport, *reply: Any) -> None:
+        take(transport, *reply)
+        take(transport, *reply)
+
+    monkeypatch.setattr(LinkTransport, "reply", twice)
+    here = turns(rounds=2)
+    real, simulated = here.wait(), here.simulated()
+    assert booked(real) == booked(simulated)
 
 
 # Roles ----------------------------------------------------------------------------------------------------------------

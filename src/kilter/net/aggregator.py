@@ -45,6 +45,7 @@ class LinkTransport(Transport):
             str, tuple[str, int, int]
         ] = {}  # process and connection of each site, and my own connection
         self._dropped: set[str] = set()
+        self._answered: dict[str, tuple[object, object, object]] = {}  # the last order that each site answered
         self.sites[own.name] = ConnectedSite(self._hello(own))
 
     def _hello(self, ready: Ready) -> Hello:
@@ -78,10 +79,15 @@ class LinkTransport(Transport):
             self.links.send(name, order, body)
 
     def reply(self, name: str, head: Head, body: bytes) -> None:
-        """A reply came in."""
+        """A reply came in. A site that was asked twice, because a packet may have been lost, may answer twice."""
+        answered = head.get("session"), head.get("round"), head.get("seq")
         with self.changed:
-            if name in self.sites and (refused := self.on_message(name, head, body)):
+            if name not in self.sites or self._answered.get(name) == answered:
+                return
+            if refused := self.on_message(name, head, body):
                 self.note(f"{name}: {refused}")
+            else:
+                self._answered[name] = answered
 
     def drop(self, name: str, why: str) -> None:
         self._dropped.add(name)
