@@ -113,6 +113,25 @@ def test_rounds_with_exhibits_are_read_back(runs: Path) -> None:
     assert record.exhibits[0].name == "score on public rows"
 
 
+def test_runs_that_differ_in_more_than_their_seed_are_not_averaged(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        run(tmp_path / f"star-{seed}", "fedavg", seed=seed)
+    run(tmp_path / "ring", "fedavg", topology="ring", local={"lr": 0.3})
+    (comparison,) = collect([tmp_path]).comparisons
+    assert {str(line["method"]): line["seeds"] for line in comparison.lines} == {
+        "fedavg (topology=star, lr=0.1)": 2,
+        "fedavg (topology=ring, lr=0.3)": 1,
+    }
+    assert comparison.reference in {line["method"] for line in comparison.lines}
+
+
+def test_the_same_run_twice_is_one_seed(tmp_path: Path) -> None:
+    for name in ("first", "again"):
+        run(tmp_path / name, "fedavg")
+    (comparison,) = collect([tmp_path]).comparisons
+    assert [(line["method"], line["seeds"]) for line in comparison.lines] == [("fedavg", 1)]
+
+
 def test_runs_with_different_metrics_are_compared_apart(tmp_path: Path) -> None:
     run(tmp_path / "a", "fedavg")
     run(tmp_path / "b", "fedavg", data="diabetes", model="mlp")

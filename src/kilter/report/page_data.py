@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kilter.errors import Mistake
@@ -17,6 +17,7 @@ from kilter.records.notices import describe
 from kilter.records.run_folder import read_clients, read_partition, read_rounds, read_summary
 from kilter.records.toml_file import read_toml
 from kilter.records.types import ClientReport, Exhibit, Metrics, Round, Summary
+from kilter.report.run_labels import distinguish
 from kilter.study.results import curves_by_round
 from kilter.study.statistics import mean_std, paired
 
@@ -111,6 +112,7 @@ def collect(paths: Sequence[Path]) -> PageData:
         except Mistake as e:
             left_out.append(str(e))
     if singles:
+        singles = _labelled(singles)
         comparisons += _compare(singles)
         details += singles
     if not comparisons:
@@ -324,6 +326,15 @@ def _exhibits(rounds: Sequence[Round]) -> list[tuple[int, Exhibit]]:
 # Single runs side by side -------------------------------------------------------------------------------------------
 
 
+def _labelled(runs: Sequence[RunDetail]) -> list[RunDetail]:
+    """The runs, with labels that tell runs of one method with other settings apart."""
+    labels: dict[str, str] = {}  # by folder
+    for key in dict.fromkeys((r.cell, r.method) for r in runs):
+        group = [r for r in runs if (r.cell, r.method) == key]
+        labels |= dict(zip((r.folder for r in group), distinguish(key[1], [r.settings for r in group]), strict=True))
+    return [replace(r, label=labels[r.folder]) for r in runs]
+
+
 def _compare(runs: Sequence[RunDetail]) -> list[Comparison]:
     """Single runs, compared by their metric: an accuracy and an error do not belong into one table."""
     metrics = list(dict.fromkeys(r.metric for r in runs))
@@ -334,7 +345,7 @@ def _compare(runs: Sequence[RunDetail]) -> list[Comparison]:
 def _compare_by(name: str, runs: Sequence[RunDetail]) -> Comparison:
     """Single runs as the lines of a comparison: a line for each method in each cell, over seeds. All have the same metric."""
     labels = list(dict.fromkeys(r.label for r in runs))
-    reference = "fedavg" if "fedavg" in labels else labels[0]
+    reference = next((r.label for r in runs if r.method == "fedavg"), labels[0])
     groups: dict[tuple[str, str], list[RunDetail]] = {}
     for run in runs:
         groups.setdefault((run.cell, run.label), []).append(run)
@@ -347,7 +358,7 @@ def _compare_by(name: str, runs: Sequence[RunDetail]) -> Comparison:
 
 
 def _line(cell: str, label: str, runs: Sequence[RunDetail], reference: Sequence[RunDetail]) -> dict[str, object]:
-    line: dict[str, object] = {"cell": cell, "method": label, "seeds": len(runs)}
+    line: dict[str, object] = {"cell": cell, "method": label, "seeds": len({r.seed for r in runs})}
     for measure in MEASURES:
         values, others = _last(runs, measure), _last(reference, measure)
         mean, std = mean_std(list(values.values())) if values else (None, None)

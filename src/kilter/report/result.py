@@ -19,8 +19,8 @@ GLOBAL_WORDS: dict[GlobalModel, str] = {
     "mean of personal models": "the mean over the clients' own models",
 }
 CLIENT_WORDS: dict[ClientModel, str] = {
-    "personal": "each client's own model on its own test rows",
-    "received": "the model a client received on its own test rows",
+    "personal": "each client's own model, on its own test rows",
+    "received": "the model that each client received, on its own test rows",
 }
 
 
@@ -102,10 +102,15 @@ def _add_rows(table: Table, name: str, evaluation: Evaluation, main: str) -> Non
     overall = evaluation.scores.metrics.get(main) if evaluation.scores else None
     table.add_row(name, str(evaluation.round), metric(main, overall), *_spread(evaluation.client.get(main), main))
     for part, over in evaluation.bench.items():
-        if part == "local" or over.min < over.max:  # with one model for all, `common` is the same at every client
+        if _is_shown(part, over):
             table.add_row(f"  {part}", "", "", *_spread(over))
     for variant, scores in evaluation.variants.items():
         table.add_row(f"  {variant}", "", metric(main, scores.metrics.get(main)), *[""] * 5)
+
+
+def _is_shown(part: str, over: Spread) -> bool:
+    """With one model for all, `common` is the same at every client."""
+    return part == "local" or over.min < over.max
 
 
 def _caption(summary: Summary) -> str:
@@ -115,10 +120,11 @@ def _caption(summary: Summary) -> str:
         *named,
         f"global: {GLOBAL_WORDS[summary.global_model]} on the common test set; clients: {CLIENT_WORDS[summary.client_model]}.",
     ]
-    if any("local" in e.bench for e in (summary.last, summary.best) if e):
-        lines.append(
-            "local, common: the client's model on the common test set, with classes weighted as in its own rows, and unweighted."
-        )
+    shown = {part for e in (summary.last, summary.best) if e for part, over in e.bench.items() if _is_shown(part, over)}
+    if "local" in shown:
+        lines.append("local: a client's model on the common test set, with classes weighted as in the client's rows.")
+    if "common" in shown:
+        lines.append("common: a client's model on the common test set, unweighted.")
     traffic = f"Traffic {size(summary.bytes_up)} up, {size(summary.bytes_down)} down; {summary.seconds:.1f} s"
     phases = f", training {_phases(summary.fit_seconds)}" if len(summary.fit_seconds) > 1 else ""
     failed = f"; {summary.failures} failed calls (see rounds.jsonl)" if summary.failures else ""
