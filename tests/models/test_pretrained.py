@@ -18,6 +18,8 @@ from kilter.records.run_folder import Store
 
 transformers = pytest.importorskip("transformers")
 WORDS = ["[PAD]", "[UNK]", *["the", "patient", "is", "very", "ill", "and", "well", "today", "not"]]
+SMALL_VIT = {"image_size": 8, "patch_size": 4, "num_channels": 1, "hidden_size": 8, "num_hidden_layers": 1}
+SMALL_VIT |= {"num_attention_heads": 2, "intermediate_size": 8}
 
 
 @pytest.fixture(scope="module")
@@ -82,15 +84,7 @@ def test_a_local_text_model_is_tuned_with_adapters_and_predicts(saved, tmp_path)
 
 
 def test_an_image_encoder_is_a_body(tmp_path):
-    config = transformers.ViTConfig(
-        image_size=8,
-        patch_size=4,
-        num_channels=1,
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=8,
-    )
+    config = transformers.ViTConfig(**SMALL_VIT)
     transformers.ViTModel(config).save_pretrained(tmp_path / "vit")
     net = build(f"hf:{tmp_path / 'vit'}", (1, 8, 8), 10)
     assert net(torch.rand(3, 1, 8, 8)).shape == (3, 10)
@@ -106,6 +100,27 @@ def test_what_cannot_be_loaded_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(Mistake, match=r"need the library transformers: `pip install 'kilter\[transformers\]'`"):
         build(f"hf:{tmp_path / 'empty'}", (8,), 2)
+
+
+def test_without_a_network_only_the_cache_is_used(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    from kilter.models import pretrained
+
+    monkeypatch.setattr(pretrained, "_hub_is_reachable", lambda: False)
+    with pytest.raises(Mistake, match="not in the local cache, and its hub cannot be reached"):
+        build("hf:nobody/nothing", (8,), 2)
+    transformers.ViTModel(transformers.ViTConfig(**SMALL_VIT)).save_pretrained(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: str(tmp_path / file))
+    assert build("hf:somebody/vit", (1, 8, 8), 10)(torch.rand(3, 1, 8, 8)).shape == (3, 10)
+
+
+def test_an_address_that_nobody_serves_is_not_reachable(monkeypatch):
+    from kilter.models import pretrained
+
+    monkeypatch.setattr(pretrained, "getproxies", dict)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    assert not pretrained._hub_is_reachable()
 
 
 def test_timm_is_a_body_or_says_what_it_needs(monkeypatch):

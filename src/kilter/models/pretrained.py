@@ -6,7 +6,10 @@ architecture with initial weights: load others with --weights. `timm:NAME:pretra
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +18,7 @@ from kilter.errors import Mistake
 from kilter.models.small import Network, Shape
 
 PREFIXES = ("hf", "timm")
+CONNECT_SECONDS = 5.0
 
 
 def is_pretrained_spec(name: str) -> bool:
@@ -73,7 +77,10 @@ def _from_transformers(name: str, shape: Shape, classes: int) -> Network:
     messages.disable_progress_bar()
     try:
         with torch.random.fork_rng(devices=[]):
-            encoder = AutoModel.from_pretrained(str(path if path.exists() else name), local_files_only=path.exists())
+            saved = path if path.exists() else _cached(name)
+            encoder = AutoModel.from_pretrained(str(saved or name), local_files_only=saved is not None)
+    except Mistake:
+        raise
     except Exception as error:  # the library raises many kinds, also if there is no network
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise Mistake(
@@ -81,6 +88,35 @@ def _from_transformers(name: str, shape: Shape, classes: int) -> Network:
         ) from None
     body = TextBody(encoder.float()) if len(shape) == 1 else ImageBody(encoder.float())
     return Network(body, nn.Linear(_width(name, body, shape), classes))
+
+
+def _cached(name: str) -> Path | None:
+    """Where the local cache has a model of the hub, if the hub cannot be reached; None: download it."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if _hub_is_reachable():
+        return None
+    config = try_to_load_from_cache(name, "config.json")
+    if not isinstance(config, str):
+        raise Mistake(
+            f"The model 'hf:{name}' is not a folder and not in the local cache, and its hub cannot be reached: give the "
+            "folder of a saved model, or go online."
+        )
+    return Path(config).parent
+
+
+def _hub_is_reachable() -> bool:
+    """Whether the library's hub can be dialled; without this check the library itself would retry for a minute."""
+    from huggingface_hub.constants import ENDPOINT
+
+    if getproxies():  # the proxy dials, and knows better
+        return True
+    address = urlsplit(ENDPOINT)
+    try:
+        socket.create_connection((address.hostname or "", address.port or 443), CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _width(name: str, body: nn.Module, shape: Shape) -> int:
