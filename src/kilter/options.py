@@ -234,6 +234,7 @@ class ClassSource:
     doc: str
     settings: dict[str, Setting]  # its own and, first, those of its bases in the same file
     needs: frozenset[str]
+    states_average: bool = True
 
 
 def read_classes(path: Path) -> dict[str, ClassSource]:
@@ -250,7 +251,7 @@ def read_classes(path: Path) -> dict[str, ClassSource]:
             settings = {name: setting for base in bases for name, setting in base.settings.items()}
             settings |= {s.name: s for line in node.body if (s := _setting(line))}
             doc, module_doc = ast.get_docstring(node) or "", ast.get_docstring(tree) or ""
-            classes[node.name] = ClassSource(node.name, module_doc, doc, settings, _needs(node))
+            classes[node.name] = ClassSource(node.name, module_doc, doc, settings, _needs(node), _states_average(node))
     return classes
 
 
@@ -276,3 +277,7 @@ def _needs(node: ast.ClassDef) -> frozenset[str]:
             if isinstance(call, ast.Call) and call.args:
                 return frozenset(ast.literal_eval(call.args[0]))
     return frozenset()
+
+
+def _states_average(node: ast.ClassDef) -> bool:
+    return not any(isinstance(line, ast.Assign) and ast.unparse(line) == "states_average = False" for line in node.body)

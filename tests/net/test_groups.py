@@ -14,10 +14,13 @@ from kilter.experiment import Experiment
 from kilter.methods import methods
 from kilter.net.audit import verify
 from kilter.net.data_description import DataDescription
+from kilter.net.results import check_spread
 from kilter.net.terms import Terms
 from kilter.records import wire
 from kilter.records.wire import Malformed
+from kilter.runtimes.step_names import StepKind, StepName
 from kilter.topology import topology
+from small import method as make_method
 from small import same
 
 SITES = ("a", "b", "c", "d", "e")
@@ -80,3 +83,12 @@ def test_impossible_topologies_in_terms_are_refused() -> None:
     for text in ("ring", "aggregators", "aggregators:0", "aggregators:x", "rotating:1"):
         with pytest.raises(Malformed, match="impossible topology"):
             Terms.parse({**terms.head(), "topology": text})
+
+
+def test_no_order_chooses_who_receives_what_a_site_submits() -> None:
+    """The terms name the aggregator; an order that names receivers is refused."""
+    method, submit = make_method("fedavg"), StepName("train", StepKind.SUBMIT)
+    check_spread({"view": None}, method, submit)
+    for message in ({"view": None, "to": ["b"]}, {"to": ["b"]}, {"view": "_private"}, {"view": 3}, None):
+        with pytest.raises(Malformed):
+            check_spread(message, method, submit)

@@ -37,7 +37,13 @@ def test_a_description_is_read_from_the_docstrings() -> None:
     assert describe(read_classes(PACKAGE / "core.py")["Method"]).keeps == ""
 
 
-UNDER = {"star": "star", "rotating": "rotating", "full": "the full graph of peers", "ring": "any graph of peers"}
+UNDER = {
+    "star": "star",
+    "rotating": "rotating",
+    "aggregators:2": "groups (aggregators:2)",
+    "full": "the full graph of peers",
+    "ring": "any graph of peers",
+}
 
 
 @pytest.mark.parametrize("name", methods())
@@ -76,4 +82,4 @@ def test_the_table_shows_settings_and_costs() -> None:
 
 def test_a_class_without_settings_or_needs() -> None:
     source = ClassSource("A", "Paper.", "Keeps: a. Sends: b.", {}, frozenset())
-    assert describe(source).topologies == ("star", "rotating", "any graph of peers")
+    assert describe(source).topologies == ("star", "rotating", UNDER["aggregators:2"], "any graph of peers")

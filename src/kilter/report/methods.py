@@ -47,14 +47,18 @@ def describe(source: ClassSource) -> Description:
     keeps, sends = match.groups() if match else ("", "")
     lines = [source.module_doc.split("\n")[0], keeps, sends]
     paper, keeps, sends = (line.strip().removesuffix(".") for line in lines)
-    return Description(paper, keeps, sends, topologies(source.needs), tuple(source.settings.values()))
+    return Description(
+        paper, keeps, sends, topologies(source.needs, source.states_average), tuple(source.settings.values())
+    )
 
 
-def topologies(needs: frozenset[str]) -> tuple[str, ...]:
+def topologies(needs: frozenset[str], states_average: bool) -> tuple[str, ...]:
     """The topologies a method with these needs runs under."""
     if "everyone" in needs:
         return ("the full graph of peers",)
-    return ("star", "rotating") if "aggregator" in needs else ("star", "rotating", "any graph of peers")
+    if "aggregator" in needs:
+        return ("star", "rotating")
+    return ("star", "rotating", *(("groups (aggregators:2)",) if states_average else ()), "any graph of peers")
 
 
 def table(methods: Mapping[str, Description], costs: Mapping[str, object] | None = None) -> Table:

@@ -44,9 +44,10 @@ def test_kills_of_servers_and_sites_change_nothing(place: Callable[..., Place], 
     assert told(here.folder / "run") == told(simulated)
 
 
-def test_kills_of_peers_change_nothing(place: Callable[..., Place]) -> None:
+@pytest.mark.parametrize("topology", ["ring", "aggregators:2"])
+def test_kills_of_peers_change_nothing(place: Callable[..., Place], topology: str) -> None:
     rng = Random(5)
-    here = place(sites=("a", "b", "c", "d"), method="scaffold", rounds=60, local=LONG, topology="ring")
+    here = place(sites=("a", "b", "c", "d"), method="scaffold", rounds=60, local=LONG, topology=topology)
     peers = here.peers("--grace", "200")
     kills = 0
     while kills < 25 and all(p.alive() for p in peers.values()):
