@@ -338,6 +338,7 @@ class Method(ABC):
     server: ServerOptimiser | None = None  # moves the averaged model (kilter.blocks.server_optimiser)
 
     needs: ClassVar[frozenset[str]] = frozenset()  # of {"public", "aggregator", "everyone"}, checked before a run
+    pools: ClassVar[bool] = True  # whether it combines models with `fed.pool`, so that --robust and --server apply
     states_average: ClassVar[bool] = True  # whether the mean of states of two groups is a state (aggregators:k)
     sends: ClassVar[frozenset[str]] = frozenset(
         {"rows"}

@@ -23,7 +23,7 @@ from kilter.data.split import SKIPPED, public_file
 from kilter.data.targets import TASKS
 from kilter.errors import Mistake, unknown
 from kilter.federate import CHECKPOINT_SECONDS, NothingTrained, Result, Watch, federate
-from kilter.methods import find
+from kilter.methods import check_use, find
 from kilter.models import build as build_model
 from kilter.models import load_weights
 from kilter.models.inputs import Input, PlainInput, needed_inputs
@@ -158,6 +158,10 @@ class Experiment:
         parse_roles(self.roles, chosen)
         if not chosen.startswith("edges:"):  # with as many clients as the data names, only the name can be checked
             topology(chosen, [str(k) for k in range(self.clients or 50)], self.seed)
+        if self.patience and not self.valid:
+            raise Mistake(
+                "patience stops a run by its validation rows, and valid = 0 leaves none: set valid, or no patience."
+            )
         if self.public and self.public_file:
             raise Mistake("Set either public or public_file for the aggregator's rows, not both.")
         files: dict[str, str] = {k: getattr(self, k) for k in FILES}
@@ -367,15 +371,8 @@ class Experiment:
 
         settings, plan = self._settings()
         method = find(self.method)
-        if method.tasks and kind.name not in method.tasks:
-            raise Mistake(
-                f"{self.method} cannot learn the task {kind.name}, because {method.tasks_reason}: choose another method."
-            )
         personal = [pattern.strip() for pattern in self.personal.split(",") if pattern.strip()]
-        if personal and method.needs:
-            raise Mistake(
-                f"{self.method} does more than pool models, so its layers cannot stay at clients: see --personal."
-            )
+        check_use(self.method, kind.name, bool(personal))
         check_augmentation(self.augment, shape, kind.name, CLASSIFICATION)
         of_kind = kind.arguments(self.loss, self.metrics, known)
         learned = Task(net, mean=mean, std=std, personal=personal, augment=self.augment, **of_kind)

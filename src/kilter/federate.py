@@ -363,6 +363,8 @@ def _summary(loop: Loop, name: str, last: Evaluation) -> Summary:
     for record in records:
         fit_seconds.update(record.fit_seconds)
     never = [] if isinstance(loop.state, AtNodes) else method.never_happened(loop.state)
+    if not method.pools and (fed.robust or method.server):  # a study may set them for all of its methods
+        never = [*never, "the method does not pool models, so a robust rule or a server optimiser had no effect"]
     names = {**(last.scores.metrics if last.scores else {}), **last.client, **(last.valid or {})}
     return Summary(
         method=name,

@@ -103,6 +103,7 @@ def test_next_token_prediction(kilter, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        (["--data", "shapes"], "choose another model, such as --model unet"),
         (["--method", "slfed", "--data", "diabetes"], "slfed cannot learn the task regression, because peers"),
         (["--data", "digits", "--loss", "huber"], "loss of this task"),
         (["--data", "diabetes", "--task", "survival"], "The data is for the task regression"),

@@ -28,6 +28,15 @@ def methods() -> dict[str, type[Method]]:
     return by_name
 
 
+def check_use(name: str, task: str, personal: bool) -> None:
+    """Refuse what a method cannot do: learn a task, or leave layers at clients."""
+    kind = find(name)
+    if kind.tasks and task not in kind.tasks:
+        raise Mistake(f"{name} cannot learn the task {task}, because {kind.tasks_reason}: choose another method.")
+    if personal and kind.needs:
+        raise Mistake(f"{name} does more than pool models, so its layers cannot stay at clients: see --personal.")
+
+
 def find(name: str) -> type[Method]:
     """A method by its name, or from a user's file: `my_method.py:MyMethod`."""
     if is_file_spec(name):

@@ -17,6 +17,7 @@ class Pooled(Method):
     """
 
     needs = frozenset({"aggregator"})
+    pools = False
     sends = frozenset({"rows"})
 
     def setup(self, fed: Federation) -> Params:

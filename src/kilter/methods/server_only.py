@@ -26,6 +26,7 @@ class ServerOnly(Method):
     swa_start: float = option(0.5, "Share of the epochs before weight averaging starts; 1: plain SGD.", at_least=0)
 
     needs = frozenset({"public", "aggregator"})
+    pools = False
     sends = frozenset[str]()
 
     def setup(self, fed: Federation) -> Params:

@@ -42,6 +42,7 @@ class SLFed(Method):
     """
 
     needs = frozenset({"everyone"})
+    pools = False
     sends = frozenset({"pictures", "label_counts", "opinions", "shares"})
     tasks = frozenset({"multi-class", "binary", "text"})
     tasks_reason = "peers compare the classes that their models predict"

@@ -15,6 +15,7 @@ class Solo(Method):
     Keeps: its model.  Sends: nothing.
     """
 
+    pools = False
     sends = frozenset[str]()
 
     def setup(self, fed: Federation) -> None:

@@ -62,6 +62,9 @@ def try_model(task: Task, spec: str, clients: Mapping[str, Data], plan: Plan, cl
         )
 
 
+SUITED = {"segmentation": ", such as --model unet", "next-token": ", such as --model causal-transformer"}
+
+
 def _try_loss(task: Task, spec: str, outputs: Tensor, y: Tensor) -> None:
     """Whether the task's loss accepts these outputs."""
     try:
@@ -72,7 +75,7 @@ def _try_loss(task: Task, spec: str, outputs: Tensor, y: Tensor) -> None:
     if not fits:
         raise Mistake(
             f"The model {spec} returns outputs of shape {tuple(outputs.shape)}, which the task {task.kind} cannot use "
-            f"with targets of shape {tuple(y.shape)}: choose another model."
+            f"with targets of shape {tuple(y.shape)}: choose another model{SUITED.get(task.kind, '')}."
         )
 
 
