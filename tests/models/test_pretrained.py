@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
@@ -121,6 +122,21 @@ def test_an_address_that_nobody_serves_is_not_reachable(monkeypatch):
     monkeypatch.setattr(pretrained, "getproxies", dict)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     assert not pretrained._hub_is_reachable()
+
+
+def test_an_encoder_without_some_of_its_weights_is_refused(saved, tmp_path):
+    weights = load_file(saved / "model.safetensors")
+    for name, what in (
+        ("pooler.dense.bias", ""),
+        ("embeddings.word_embeddings.weight", "lacks 1 weights, such as emb"),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_bytes((saved / "config.json").read_bytes())
+        some = {key: value for key, value in weights.items() if key != name}
+        save_file(some, folder / "model.safetensors", {"format": "pt"})
+        with pytest.raises(Mistake, match=what) if what else nullcontext():
+            build(f"hf:{folder}", (8,), 2)
 
 
 def test_timm_is_a_body_or_says_what_it_needs(monkeypatch):

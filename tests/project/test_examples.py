@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -18,6 +19,7 @@ from kilter import cli
 from kilter.core import Data, Rows
 from kilter.experiment import Experiment
 from kilter.federate import federate
+from kilter.records.run_folder import read_summary
 from kilter.runtimes.simulation import Simulation
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -125,3 +127,27 @@ def test_federated_preparation_trains_the_same_weights_as_preparing_the_pooled_t
             weights.append(federate(method, fed, 3).model)
     for name, value in weights[0].items():
         assert torch.allclose(value, weights[1][name], atol=1e-6), name
+
+
+def accuracies(script: str, folder: Path) -> list[float]:
+    """Run an example; the first column of numbers in the table that it prints."""
+    words = [sys.executable, str(EXAMPLES / script), str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("| ") and "%" in line]
+    return [float(line.split("|")[2].strip(" %")) for line in lines]
+
+
+@pytest.mark.docs
+def test_pre_training_helps_clinics_with_few_images(tmp_path: Path) -> None:
+    scratch, tuned, personal = accuracies("fine_tune_images.py", tmp_path / "images")
+    assert scratch < 70 < min(tuned, personal)
+
+
+@pytest.mark.docs
+def test_pre_training_and_adapters_help_clinics_with_few_texts(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    untrained, adapters, all_weights = accuracies("fine_tune_text.py", tmp_path / "texts")
+    assert untrained < 70 < min(adapters, all_weights)
+    sent = [read_summary(tmp_path / f"texts/runs/{k}").bytes_up for k in (1, 2)]
+    assert sent[0] < 0.05 * sent[1]  # only adapters and the head travel

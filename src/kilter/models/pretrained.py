@@ -75,10 +75,13 @@ def _from_transformers(name: str, shape: Shape, classes: int) -> Network:
         raise Mistake(f"Models hf:NAME need the library {error.name}: `pip install 'kilter[transformers]'`.") from None
     path = Path(name).expanduser()
     messages.disable_progress_bar()
+    messages.set_verbosity_error()  # its table of loaded weights: what matters is below
     try:
         with torch.random.fork_rng(devices=[]):
             saved = path if path.exists() else _cached(name)
-            encoder = AutoModel.from_pretrained(str(saved or name), local_files_only=saved is not None)
+            encoder, loading = AutoModel.from_pretrained(
+                str(saved or name), local_files_only=saved is not None, output_loading_info=True
+            )
     except Mistake:
         raise
     except Exception as error:  # the library raises many kinds, also if there is no network
@@ -86,6 +89,11 @@ def _from_transformers(name: str, shape: Shape, classes: int) -> Network:
         raise Mistake(
             f"The model 'hf:{name}' cannot be loaded ({reason}): give the folder of a saved model, or go online."
         ) from None
+    missing = sorted(key for key in loading.get("missing_keys", ()) if "pooler" not in key)  # the pooler is not used
+    if missing:
+        raise Mistake(
+            f"The model 'hf:{name}' lacks {len(missing)} weights, such as {missing[0]}: save all of the encoder (save_pretrained)."
+        )
     body = TextBody(encoder.float()) if len(shape) == 1 else ImageBody(encoder.float())
     return Network(body, nn.Linear(_width(name, body, shape), classes))
 
@@ -140,7 +148,7 @@ def _from_timm(rest: str, shape: Shape, classes: int) -> Network:
         reason = str(error).splitlines()[0][:100]
         raise Mistake(
             f"Models timm:NAME need the libraries timm and torchvision, which must fit torch {torch.__version__} ({reason}): "
-            "`pip install 'kilter[timm]'`."
+            "`pip install 'kilter[timm]'`, and torchvision from where torch was installed."
         ) from None
     name, _, weights = rest.partition(":")
     if weights not in ("", "pretrained"):
