@@ -17,7 +17,7 @@ from kilter.core import SERVER, Data, Method
 from kilter.data import DATASETS, Dataset, Split, TableOptions, load, split
 from kilter.data.catalog import GROUPED
 from kilter.data.partition_rules import parse as parse_partition
-from kilter.data.preparation import read_schema
+from kilter.data.preparation import code_columns, read_schema
 from kilter.data.row_facts import RowFacts, row_facts
 from kilter.data.split import SKIPPED, public_file
 from kilter.data.targets import TASKS
@@ -228,6 +228,7 @@ class Experiment:
             self.event,
             self.image_size,
             self.image_mode,
+            code_columns(read_schema(self.schema)) if self.schema else (),
         )
 
     def dataset(self) -> Dataset:

@@ -194,6 +194,21 @@ def test_images_of_any_size_are_named_and_unreadable_ones_are_skipped(
     assert (result.test_rows, result.received["accuracy"]) == (8, 1.0)
 
 
+def test_a_schema_can_make_numbers_categories_and_the_model_reads_new_codes(tmp_path: Path) -> None:
+    lines = [f"{'abc'[k % 3]},{k % 4},{'ill' if k % 4 in (0, 3) else 'well'}" for k in range(240)]
+    (tmp_path / "t.csv").write_text("client,ward,label\n" + "\n".join(lines) + "\n")
+    schema = Experiment.of({"data": str(tmp_path / "t.csv")}).dataset().schema
+    (tmp_path / "s.toml").write_text(schema.text().replace('kind = "number"', 'kind = "category"'))
+    model = load_model(run(tmp_path / "run", tmp_path / "t.csv", schema=str(tmp_path / "s.toml"), rounds=10))
+    assert model.shape == (5,)  # wards 0 to 3, and other
+    predicted = predict(model, read_rows(model, tmp_path / "t.csv")).to_pydict()["prediction"]
+    assert predicted[:4] == ["ill", "well", "well", "ill"]
+    assert (
+        evaluate_at_new_site(model, new_site_data(model, tmp_path / "t.csv", TableOptions()), 0).received["accuracy"]
+        == 1
+    )
+
+
 def test_damaged_and_missing_models_are_refused(trained: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(Mistake, match="holds no model"):
         load_model(tmp_path)

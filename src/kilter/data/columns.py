@@ -38,8 +38,8 @@ class Parsed:
 Columns = Mapping[str, Parsed]
 
 
-def parse_column(table: Table, name: str, text: bool = False) -> Parsed:
-    """Find out what a column holds, and parse it. With `text`, it is free text."""
+def parse_column(table: Table, name: str, text: bool = False, codes: bool = False) -> Parsed:
+    """Find out what a column holds, and parse it. With `text`, it is free text; with `codes`, numbers are categories."""
     cells = table.columns[name]
     if cells.null_count == len(cells):
         return Parsed("empty", np.full(len(cells), np.nan))
@@ -52,7 +52,7 @@ def parse_column(table: Table, name: str, text: bool = False) -> Parsed:
         infinite = np.flatnonzero(np.isinf(numbers))
         if len(infinite):
             raise Mistake(f"Column '{name}' holds an infinite number in {table.places(infinite)}: correct it.")
-        return Parsed("number", numbers)
+        return _encode(as_text(cells), "category") if codes else Parsed("number", numbers)
     days = as_days(cells)
     if days is not None:
         return Parsed("date", days)

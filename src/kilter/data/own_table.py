@@ -164,7 +164,7 @@ def parse_features(
             raise unknown(f"column for --text in '{table.name}'", name, features)
     raw: dict[str, Parsed] = {}
     for name in features:
-        raw[name] = parse_column(table, name, name in texts)
+        raw[name] = parse_column(table, name, name in texts, name in options.categories)
         del table.columns[name]  # frees its memory
         if raw[name].kind == "text" and options.tokenizer:
             raw[name] = tokenise(raw[name], options.tokenizer, name in numbered)

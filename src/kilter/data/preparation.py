@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from kilter.data.columns import Columns
 from kilter.data.encoding import encode_column
+from kilter.data.prepare_settings import is_decimal
 from kilter.data.schema import Column, Schema, is_finite, is_label, quoted, read_plain, same_kind
 from kilter.data.statistics import (
     ColumnStatistics,
@@ -228,6 +229,14 @@ def read_schema(path: str | Path) -> Schema | Preparation:
         columns = None
     fitted = isinstance(columns, list) and any(isinstance(c, Mapping) and "fitted" in c for c in columns)
     return Preparation.read(path) if fitted else Schema.read(path)
+
+
+def code_columns(schema: Schema | Preparation) -> tuple[str, ...]:
+    """The columns that may hold numbers as codes of categories: of a fitted preparation, those whose values are numbers."""
+    if isinstance(schema, Schema):
+        return tuple(c.name for c in schema.columns if c.kind == "category")
+    fitted = [f for f in schema.columns if f.column.kind == "category" and f.values]
+    return tuple(f.column.name for f in fitted if all(map(is_decimal, f.values)))
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class TableOptions:
     event: str = ""  # the column of the event, for the task survival
     image_size: str = ""  # of images: 64 or 64x48; empty: their own
     image_mode: str = ""  # of images: grey or rgb; empty: grey if all are
+    categories: tuple[str, ...] = ()  # columns of numbers that are codes of categories, as the user's schema says
 
     def chosen(self) -> list[str]:
         """The names of the options that are set, but `task`, which other data have, too."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from kilter.core import Batch, Fit, Params, Rows, Tree
 from kilter.data import Dataset, TableOptions, load
 from kilter.data.files import is_table
+from kilter.data.preparation import code_columns
 from kilter.data.schema import quoted
 from kilter.data.tables import read_table, table_files
 from kilter.errors import Mistake
@@ -40,6 +41,8 @@ def new_site_data(model: SavedModel, data: str | Path, options: TableOptions) ->
         size, mode = f"{model.shape[1]}x{model.shape[2]}", "rgb" if model.shape[0] == 3 else "grey"
         options = replace(options, image_size=size, image_mode=mode)
     classes = None if not classification or model.preparation is not None else tuple(model.classes)
+    if model.preparation is not None:
+        options = replace(options, categories=code_columns(model.preparation))
     options = replace(options, drop=(*options.drop, *_not_needed(model, Path(data), options)))
     dataset = load(data, classes=classes, schema=model.preparation, table=options)
     shape = tuple(dataset.x.shape[1:])

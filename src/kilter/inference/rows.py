@@ -14,6 +14,7 @@ from kilter.data.datasets import features
 from kilter.data.files import is_table, read
 from kilter.data.images import ImageFile, ImageOptions, is_image, load_images
 from kilter.data.own_table import parse_features
+from kilter.data.preparation import code_columns
 from kilter.data.schema import quoted
 from kilter.data.tables import TableOptions, read_table, table_files
 from kilter.errors import Mistake
@@ -60,7 +61,9 @@ def _table(model: SavedModel, path: Path, tokenizer: str) -> Tensor:
     missing = [name for name in schema.names if name not in table.columns]
     if missing:
         raise Mistake(f"'{table.name}' has no column {quoted(missing)}, which the model needs: add it.")
-    raw = parse_features(table, list(schema.names), TableOptions(tokenizer=tokenizer), schema)
+    raw = parse_features(
+        table, list(schema.names), TableOptions(tokenizer=tokenizer, categories=code_columns(model.preparation)), schema
+    )
     return torch.from_numpy(model.preparation.apply(raw))
 
 
