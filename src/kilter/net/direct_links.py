@@ -217,9 +217,8 @@ class DirectLinks(Links):
             while why := await self._deliver(name, packet, sealed):
                 now = self._there.get(name)
                 if before and now and before[0].nonce == now[0].nonce and why.code() in AGAIN:
-                    await asyncio.sleep(
-                        pause
-                    )  # it is there: the channel waits after an earlier attempt, or it has no room
+                    # It is there: the channel waits after an earlier attempt, or the site has no room yet.
+                    await asyncio.sleep(pause)
                     pause = min(2 * pause, LONGEST_RETRY)
                     continue
                 log.info("a packet to %s was lost: %s", name, printable(why.details() or why.code().name))
