@@ -259,7 +259,7 @@ def _reopen(loop: Loop, store: Store, saved: Saved) -> None:
         again, old = _record(loop.method, loop.fed, evaluated, 0.0), loop.records[-1]
         loop.records[-1] = replace(
             old,
-            **{name: getattr(again, name) for name in OF_EVALUATION},
+            **{name: getattr(again, name) for name in EVALUATION_FIELDS},
             failures=[*(f for f in old.failures if f.step != str(EVALUATE)), *again.failures],
             notices=[*(n for n in old.notices if n.step != str(EVALUATE)), *again.notices],
         )
@@ -267,8 +267,8 @@ def _reopen(loop: Loop, store: Store, saved: Saved) -> None:
     loop.save()
 
 
-BYTES = ("evaluation_bytes_up", "evaluation_bytes_down")  # in a round; OF_EVALUATION is all that an evaluation fills in
-OF_EVALUATION = (*BYTES, "global_metrics", "client", "by_client", "bench", "valid", "variants")
+EVALUATION_BYTES = ("evaluation_bytes_up", "evaluation_bytes_down")
+EVALUATION_FIELDS = (*EVALUATION_BYTES, "global_metrics", "client", "by_client", "bench", "valid", "variants")
 
 
 # Evaluation ---------------------------------------------------------------------------------------------------------

@@ -37,6 +37,11 @@ def direction(name: str, metric: Metric | None = None) -> Direction:
     return "lower" if getattr(metric, "lower_is_better", False) or name in LOWER_IS_BETTER else "higher"
 
 
+def is_of_one_class(name: str) -> bool:
+    """Whether a metric is about one class only, such as `recall:cat` (`--metrics by_class`)."""
+    return ":" in name
+
+
 def confusion(outputs: Tensor, y: Tensor) -> Tensor:
     """Counts (C, C): rows are labels, columns are predictions."""
     classes = outputs.shape[1]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from sites import AUTOMATIC, ask, make_site, make_terms, order
 
-from kilter.core import DISCLOSURES
+from kilter.core import DISCLOSURES, Data, Rows
 from kilter.errors import Mistake
 from kilter.methods import methods
 from kilter.net.data_description import DataDescription
@@ -147,12 +147,17 @@ def test_evaluation_results_leave_only_with_enough_rows_and_if_allowed(tmp_path:
     assert report["test"] is None
 
 
-def test_metrics_of_single_classes_leave_only_if_the_policy_names_them() -> None:
-    report = {"n_test": 90, "n_valid": 0, "test": {"accuracy": 0.5, "recall:cat": 0.25}, "valid": None}
-    step = StepName.parse(":evaluate")
-    assert AUTOMATIC.filter_report(step, report)["test"] == {"accuracy": 0.5, "recall:cat": None}
-    named = replace(AUTOMATIC, evaluation=AUTOMATIC.evaluation | {"by_class"})
-    assert named.filter_report(step, report) == report
+def test_metrics_of_single_classes_leave_only_if_the_policy_names_them_and_with_enough_rows() -> None:
+    def rows(cats: int, dogs: int) -> Rows:
+        return Rows.of(x=torch.zeros(cats + dogs, 1), y=torch.tensor([0] * cats + [1] * dogs))
+
+    metrics = {"accuracy": 0.5, "recall:cat": 0.25, "recall:dog": 0.75}
+    report = {"n_test": 90, "n_valid": 20, "test": metrics, "valid": metrics, "own_bench": metrics}
+    step, data = StepName.parse(":evaluate"), Data(rows(9, 9), rows(10, 10), rows(87, 3))
+    none = {"accuracy": 0.5, "recall:cat": None, "recall:dog": None}
+    assert AUTOMATIC.filter_report(step, report, data) == {**report, "test": none, "valid": none, "own_bench": none}
+    named = replace(AUTOMATIC, evaluation=AUTOMATIC.evaluation | {"by_class"}, evaluation_rows=5)
+    assert named.filter_report(step, report, data) == {**report, "test": {**metrics, "recall:dog": None}}
 
 
 def test_sealing_can_be_required(tmp_path: Path) -> None:

@@ -77,6 +77,16 @@ def say(liar: Rotation, kind: str, turn: Turn, body: bytes = b"") -> None:
         liar.links.send(name, message.head(), body)
 
 
+def run_with_a_liar(here: Turns, lie: Callable[[str, str, dict[str, object]], None]) -> None:
+    """Run to the end while `lie` sees every letter: the result must be that of the simulator."""
+    here.on_letter = lie
+    for name in here.ids:
+        here.start(name)
+    real, simulated = here.wait(), here.simulated()
+    one, other = models(real, simulated)
+    assert one == other
+
+
 def test_a_trainer_cannot_take_the_lead_stop_a_leader_or_end_the_run(turns: Callable[..., Turns]) -> None:
     """Before every order it claims every kind of message about the last turn there is, and the present one."""
     here = turns(start=False, rounds=3, roles="c=trainer")
@@ -92,12 +102,7 @@ def test_a_trainer_cannot_take_the_lead_stop_a_leader_or_end_the_run(turns: Call
             for name in ("a", "b"):  # an order of its own
                 liar.links.send(name, {**head, "turn": [3, 10**6]}, b"")
 
-    here.on_letter = lie
-    for name in here.ids:
-        here.start(name)
-    real, simulated = here.wait(), here.simulated()
-    one, other = models(real, simulated)
-    assert one == other
+    run_with_a_liar(here, lie)
     assert lied
     assert {leader for turn, leader in leaders_of(here).items() if turn[1] == 0} == {"a", "b"}
     assert "it does not aggregate in this run" in here.rotations["a"].links.last_error
@@ -115,12 +120,7 @@ def test_a_hand_over_comes_from_the_site_that_has_the_state(turns: Callable[...,
                 lied.append(kind)
                 say(liar, kind, Turn(2, 0) if kind != "over" else Turn(1, 0), b"not a hand-over")
 
-    here.on_letter = lie
-    for name in here.ids:
-        here.start(name)
-    real, simulated = here.wait(), here.simulated()
-    one, other = models(real, simulated)
-    assert one == other
+    run_with_a_liar(here, lie)
     assert lied
     assert leaders_of(here)[2, 0] == "b"
 

@@ -77,8 +77,8 @@ class GAN:
 def closeness(samples: Tensor, rows: Tensor, fresh: Tensor) -> float | None:
     """How close samples come to the rows that a GAN learnt from, compared with fresh rows of the same kind; None without rows.
 
-    The mean distance of a sample to its nearest row, divided by that of a fresh row: near 0, samples repeat rows; above 1, they
-    are further from them than other people's data would be.
+    The mean distance of a sample to its nearest row, divided by that of a fresh row. Near 0, samples repeat rows. Above 1, they are
+    further from the rows than fresh rows are.
     """
     if not (len(samples) and len(rows) and len(fresh)):
         return None

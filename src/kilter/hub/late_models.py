@@ -22,9 +22,8 @@ MOST_TRIES = 10  # for each run and site, while the hub runs
 PAUSE = 5.0  # seconds after the end of a run in which its sites leave it
 SECONDS = "60"  # that a process waits for the sites
 
-Start = Callable[
-    [QueuedJob, str], Awaitable[ChildProcess]
-]  # starts the process of a run with so many seconds for its sites
+# Starts the process of a run, which waits so many seconds for its sites.
+Start = Callable[[QueuedJob, str], Awaitable[ChildProcess]]
 
 
 def sites_without_models(job: QueuedJob, folder: Path) -> list[str]:

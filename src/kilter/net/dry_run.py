@@ -47,7 +47,7 @@ class Rehearsal(Simulation):
             self.shown.add(name)
             mine = done[self.site.name]
             if mine.error is None:
-                mine.reply = self.site.policy.filter_report(name, mine.reply)
+                mine.reply = self.site.policy.filter_report(name, mine.reply, self.clients[self.site.name])
             _, error, body = make_reply(mine)
             self.show(f"{name}: {len(body)} bytes")
             if not error:

@@ -14,12 +14,13 @@ from typing import Literal
 
 import torch
 
-from kilter.core import DISCLOSURES, Fit, Method, Tree
+from kilter.core import DISCLOSURES, Data, Fit, Method, Rows, Tree
 from kilter.data.row_facts import RowFacts
 from kilter.data.split import some_of
 from kilter.errors import Mistake, unknown
 from kilter.experiment import Experiment
 from kilter.methods import find, methods
+from kilter.metrics import is_of_one_class
 from kilter.models import MODELS, default_model
 from kilter.models import build as build_model
 from kilter.models.inputs import Input
@@ -237,7 +238,7 @@ class SitePolicy:
         if size > self.parameters:
             raise PolicyViolation(f"A fit of {size} weights: this site allows {self.parameters}.")
 
-    def filter_report(self, step: StepName, report: Tree) -> Tree:
+    def filter_report(self, step: StepName, report: Tree, data: Data) -> Tree:
         """An evaluation report as it may leave: allowed parts with enough rows behind them; the others become None."""
         if step != EVALUATE or not isinstance(report, dict):
             return report
@@ -247,9 +248,23 @@ class SitePolicy:
             few = part in METRICS and part != "own_bench" and behind < self.evaluation_rows
             if part in kept and (part not in self.evaluation or few):
                 kept[part] = None
-            elif isinstance(kept.get(part), dict) and BY_CLASS not in self.evaluation:
-                kept[part] = {name: None if ":" in name else value for name, value in kept[part].items()}
+            elif isinstance(kept.get(part), dict) and any(map(is_of_one_class, kept[part])):
+                rows = {"own_bench": None}.get(part, data.valid if part.endswith("valid") else data.test)
+                kept[part] = self._filter_classes(kept[part], rows)
         return kept
+
+    def _filter_classes(self, metrics: Mapping[str, Tree], rows: Rows | None) -> dict[str, Tree]:
+        """Metrics of single classes become None if they may not leave, or if too few of these rows have the class."""
+        classes = list(dict.fromkeys(name.partition(":")[2] for name in metrics if is_of_one_class(name)))
+        counts = None if rows is None else torch.bincount(rows["y"].cpu(), minlength=len(classes)).tolist()
+
+        def may_leave(name: str) -> bool:
+            if not is_of_one_class(name):
+                return True
+            enough = counts is None or counts[classes.index(name.partition(":")[2])] >= self.evaluation_rows
+            return BY_CLASS in self.evaluation and enough
+
+        return {name: value if may_leave(name) else None for name, value in metrics.items()}
 
 
 def _list(names: object) -> str:

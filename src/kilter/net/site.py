@@ -293,7 +293,7 @@ class Site:
         if done.error is not None:
             log.error("round %d, %s failed", node.round, order.step, exc_info=done.error)
             return self._reply(order, done)
-        done.reply = self.policy.filter_report(order.step, done.reply)
+        done.reply = self.policy.filter_report(order.step, done.reply, node.data)
         done.notes += self._skipped_images()
         reply, encoded = self._reply(order, self._seal_mail(order, done))
         if fingerprint(node.state) != before:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kilter.errors import Mistake
-from kilter.metrics import Direction
+from kilter.metrics import Direction, is_of_one_class
 from kilter.records.display import SHARES, metric
 from kilter.records.run_folder import read_clients, read_partition, read_rounds, read_summary
 from kilter.records.types import ClientReport, Notice, Partition, Round, Spread
@@ -55,7 +55,7 @@ class Run:
     versions: dict[str, str]
     variants: dict[str, dict[str, float]] = field(default_factory=dict)  # the method's other results: metrics by name
     classes: dict[str, list[float]] = field(default_factory=dict)  # the global model's metrics of each class
-    by_client: dict[str, dict[str, float]] = field(default_factory=dict)  # --metrics by_class: of each client's model
+    classes_by_client: dict[str, dict[str, float]] = field(default_factory=dict)  # with --metrics by_class
     series: dict[str, dict[int, float]] = field(default_factory=dict)  # what the method records: mean over nodes
     setup_series: list[str] = field(default_factory=list)  # those of them that were recorded during the set-up
     notices: list[Notice] = field(default_factory=list)  # what did not happen as intended
@@ -225,17 +225,22 @@ def read_run(job: Job, folder: Path) -> Run:
             for name, variant in summary.last.variants.items()
         },
         classes=(scores.per_class if scores else None) or {},
-        by_client={
-            name: {k: v for k, v in (report.own_test or report.test or {}).items() if ":" in k and v is not None}
-            for name, report in clients.last.clients.items()
-            if any(":" in k for k in report.own_test or report.test or {})
-        },
+        classes_by_client=_classes_by_client(clients.last.clients),
         series=series,
         setup_series=setup_series,
         notices=summary.notices,
         metric=main,
         better=summary.directions.get(main, "higher"),
     )
+
+
+def _classes_by_client(reports: Mapping[str, ClientReport]) -> dict[str, dict[str, float]]:
+    """The metrics of single classes of the model that each client would use, on its own test rows."""
+    metrics = {name: report.own_test or report.test or {} for name, report in reports.items()}
+    of_classes = {
+        name: {k: v for k, v in each.items() if is_of_one_class(k) and v is not None} for name, each in metrics.items()
+    }
+    return {name: each for name, each in of_classes.items() if each}
 
 
 def curves_by_round(rounds: Sequence[Round], main: str) -> dict[str, dict[int, float]]:

@@ -35,11 +35,11 @@ def by_class(results: Results, cell: CellResult) -> tuple[list[str], list[list[s
     return (["method: class", *CLASS.values()], rows) if rows else None
 
 
-def by_client(results: Results, cell: CellResult) -> tuple[list[str], list[list[str]]] | None:
+def classes_by_client(cell: CellResult) -> tuple[list[str], list[list[str]]] | None:
     """Headings and rows: each client's model on its own test rows of each class, in per cent (`--metrics by_class`)."""
     rows = []
     for line in cell.lines:
-        runs = [r.by_client for r in line.runs if r.by_client]
+        runs = [r.classes_by_client for r in line.runs if r.classes_by_client]
         for client in sorted({name for run in runs for name in run}):
             metrics = [run[client] for run in runs if client in run]
             for name in dict.fromkeys(k.partition(":")[2] for m in metrics for k in m):

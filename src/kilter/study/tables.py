@@ -16,7 +16,7 @@ from kilter.records.display import accuracy, size
 from kilter.study.results import SKEWED, CellResult, Line, Results
 from kilter.study.schema import MEASURES
 from kilter.study.statistics import CONFIDENCE, FEWEST, LEVEL, RESAMPLES, Difference
-from kilter.study.table_details import by_class, by_client, variants
+from kilter.study.table_details import by_class, classes_by_client, variants
 
 NAMES = {
     "global": "Global accuracy",
@@ -107,7 +107,7 @@ def detail(results: Results, cell: CellResult) -> list[Sheet]:
     more = {"other results on the common test set": variants(cell)}
     if results.study.by_class:
         more["each class against the rest"] = by_class(results, cell)
-    more["each class at each client"] = by_client(results, cell)
+    more["each class at each client"] = classes_by_client(cell)
     return [Sheet(f"{cell.cell.name}: {title}, in %", *content) for title, content in more.items() if content]
 
 
