@@ -55,11 +55,12 @@ def watch() -> None:
 
 
 def _start() -> None:
-    threading.Thread(target=_release_often, name="kilter-mapped", daemon=True).start()
+    # Counted here and not in the thread, which may begin after the first array has been read.
+    threading.Thread(target=_release_often, args=(_shared_bytes(),), name="kilter-mapped", daemon=True).start()
 
 
-def _release_often() -> None:
-    least = _shared_bytes()
+def _release_often(least: int) -> None:
+    """Release mapped arrays whenever this process holds GROWTH bytes more than it did at its least."""
     while True:
         time.sleep(PAUSE)
         if not _maps:
