@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -123,6 +124,20 @@ def test_the_cache_is_used_until_a_file_changes(tmp_path, monkeypatch):
     picture(root / "cat" / "0.png", 250)
     os.utime(root / "cat" / "0.png", (1, 1))
     assert load(root).x.max() > 0.9
+
+
+def test_images_that_do_not_fit_on_the_disk_are_refused_before_decoding(tmp_path, monkeypatch):
+    root = gallery(tmp_path / "g")  # ten images of 64 bytes
+    monkeypatch.setattr("kilter.data.images.decode", lambda *_: pytest.fail("decoded"))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=639))
+    with pytest.raises(
+        Mistake, match=r"take 6\.4e-07 GB .* has 6\.39e-07 GB free: set KILTER_CACHE to a folder on a larger disk"
+    ):
+        load(root)
+    monkeypatch.undo()
+    monkeypatch.setenv("KILTER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=640))
+    assert len(load(root).y) == 10
 
 
 def test_large_sets_stay_on_disk(tmp_path, monkeypatch):

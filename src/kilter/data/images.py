@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -270,6 +271,8 @@ def _decoded(
     index = path.with_suffix(".json")
     if not index.exists() or not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
+        if mode:  # volumes tell their size only when they are read
+            _check_space(folder, len(files) * size[0] * size[1] * Image.getmodebands(mode))
         kept, skipped, sums = _write(path, files, size, mode)
         if sums:
             np.save(path.with_suffix(".sums.npy"), np.stack(sums))
@@ -278,6 +281,16 @@ def _decoded(
     kept, skipped = record["kept"], [(str(name), str(why)) for name, why in record["skipped"]]
     x = open_mapped(path) if kept else np.zeros((0, 1, 1, 1), np.uint8)
     return x, np.load(path.with_suffix(".sums.npy")) if record["sums"] else None, kept, skipped
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    """A Mistake if the decoded images do not fit on the disk."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise Mistake(
+            f"The decoded images take {needed / 1e9:.3g} GB and '{folder}' has {free / 1e9:.3g} GB free: set KILTER_CACHE to a "
+            "folder on a larger disk, or make the images smaller with --image-size."
+        )
 
 
 def _key(files: Sequence[ImageFile], size: tuple[int, int], mode: str) -> str:
