@@ -22,7 +22,6 @@ from kilter.records.types import (
     Evaluated,
     Evaluation,
     ModelScores,
-    Partition,
     Round,
     Standing,
     Summary,
@@ -45,6 +44,7 @@ from kilter.runtimes.evaluation import (
 )
 from kilter.runtimes.interrupts import check
 from kilter.runtimes.step_names import EVALUATE
+from kilter.runtimes.target_statistics import partition_record
 
 Watch = Callable[[Round], None]
 CHECKPOINT_SECONDS = 5.0  # a checkpoint is written at most this often, and at the end
@@ -162,8 +162,9 @@ def _set_up(loop: Loop, watch: Watch | None) -> None:
     loop.at.seconds = record.seconds
     loop.records = [record]
     if loop.store:
-        if counts := loop.fed.label_counts():
-            loop.store.save_partition(Partition(counts))
+        fed = loop.fed
+        if partition := partition_record(loop.method.task, fed.label_counts(), fed.clients, fed.ids):
+            loop.store.save_partition(partition)
         loop.store.rewind(-1)
         loop.store.append(record)
         loop.save()

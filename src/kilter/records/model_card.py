@@ -17,17 +17,24 @@ LIMITS = (
 
 
 def data_lines(partition: Partition | None) -> list[str]:
-    """The rows of each class of every client, where a simulation knows them."""
+    """The rows of each class of every client, or statistics of its targets, where a simulation knows them."""
     if partition is None:
         return []
+    if partition.targets:
+        names = list(next(iter(partition.targets.values())))
+        return _table(names, {c: [f"{v:.4g}" for v in line.values()] for c, line in partition.targets.items()})
     classes = len(next(iter(partition.clients.values()), []))
-    names = partition.classes or [f"class {k}" for k in range(classes)]
+    names = partition.classes[:classes] or [f"class {k}" for k in range(classes)]
     if classes > 20:
         return [f"- {client}: {sum(counts)} rows" for client, counts in partition.clients.items()]
+    return _table(names, partition.clients)
+
+
+def _table(names: Sequence[str], clients: Mapping[str, Sequence[object]]) -> list[str]:
     return [
         f"| client | {' | '.join(names)} |",
         "|---" * (len(names) + 1) + "|",
-        *(f"| {client} | {' | '.join(map(str, counts))} |" for client, counts in partition.clients.items()),
+        *(f"| {client} | {' | '.join(map(str, cells))} |" for client, cells in clients.items()),
     ]
 
 

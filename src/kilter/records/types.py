@@ -150,6 +150,9 @@ class Partition:
 
     clients: dict[str, list[int]]  # by client: rows of each class
     classes: list[str] = field(default_factory=list)  # their names, where known
+    targets: dict[str, dict[str, float]] = field(
+        default_factory=dict
+    )  # by client, if targets are not classes: statistics
     format: int = FORMAT
 
 
