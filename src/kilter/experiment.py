@@ -18,6 +18,7 @@ from kilter.data import DATASETS, Dataset, Split, TableOptions, load, split
 from kilter.data.catalog import GROUPED
 from kilter.data.partition_rules import parse as parse_partition
 from kilter.data.preparation import code_columns, read_schema
+from kilter.data.prepare_settings import parse_prepare
 from kilter.data.row_facts import RowFacts, row_facts
 from kilter.data.split import SKIPPED, public_file
 from kilter.data.targets import TASKS
@@ -25,7 +26,7 @@ from kilter.errors import Mistake, unknown
 from kilter.federate import CHECKPOINT_SECONDS, NothingTrained, Result, Watch, federate
 from kilter.methods import check_use, find
 from kilter.models import build as build_model
-from kilter.models import load_weights
+from kilter.models import default_model, load_weights
 from kilter.models.inputs import Input, PlainInput, needed_inputs
 from kilter.models.lora import add_adapters, parse_lora
 from kilter.options import check, check_values, fill, option, own_fields
@@ -40,7 +41,7 @@ from kilter.runtimes.base import Runtime
 from kilter.runtimes.robust import parse as parse_robust
 from kilter.runtimes.roles import parse_roles
 from kilter.runtimes.simulation import Missing, Simulation, SimulationOptions
-from kilter.runtimes.trial import smallest_batch, try_method, try_model
+from kilter.runtimes.trial import try_run
 from kilter.seeds import numpy_generator
 from kilter.tasks import Task
 from kilter.tasks.augment import check_augmentation
@@ -251,6 +252,12 @@ class Experiment:
             return self.partition
         return DIVIDED if dataset.groups is None else "natural"
 
+    def model_of(self, shape: tuple[int, ...], task: str) -> str:
+        """The model for rows of this shape and what they are for."""
+        if self.model != "auto":
+            return self.model
+        return default_model(shape, task, bool(self.text) and parse_prepare(self.prepare).sequence > 0)
+
     def split(self) -> Split:
         """The data of the clients, the common test set and the aggregator."""
         dataset = self.dataset()
@@ -284,7 +291,8 @@ class Experiment:
         dataset = split.dataset
         facts = row_facts(split, count=self.loss.startswith("class-weights"))
         method = self.make(**facts)
-        self._try(method, split)
+        model = self.model_of(tuple(dataset.x.shape[1:]), method.task.kind)
+        try_run(method, self.method, model, split.clients, split.public, len(dataset.classes))
         if inspect is not None:
             inspect(dataset)
         options: SimulationOptions = {
@@ -307,15 +315,6 @@ class Experiment:
         for client in split.skipped():
             fed.opening.notice(client or SERVER, "read", SKIPPED)
         return method, fed
-
-    def _try(self, method: Method, split: Split) -> None:
-        """Try a user's model and method, and batches of one row, before a run starts."""
-        by_place = self.model.split(":")[0] in ("unet", "causal-transformer")  # outputs for every pixel or token
-        unusual = by_place or method.task.kind not in CLASSIFICATION
-        if is_file_spec(self.model) or unusual or smallest_batch(split.clients, method.local)[1] == 1:
-            try_model(method.task, self.model, split.clients, method.local, len(split.dataset.classes))
-        if is_file_spec(self.method):
-            try_method(method, self.method, split.clients, split.public)
 
     def run(
         self,
@@ -366,7 +365,9 @@ class Experiment:
         known = TargetFacts(classes, *target, class_weights(class_counts), names)
 
         def net() -> torch.nn.Module:
-            fresh = build_model(self.model, shape, kind.outputs(known, self.loss), Input.parse(inputs))
+            fresh = build_model(
+                self.model_of(shape, kind.name), shape, kind.outputs(known, self.loss), Input.parse(inputs)
+            )
             loaded = load_weights(fresh, self.weights) if self.weights else fresh
             return add_adapters(loaded, self.lora) if self.lora else loaded
 
@@ -389,9 +390,10 @@ class Experiment:
     def model_info(self, method: Method) -> ModelInfo:
         """How to build the network of this run's models."""
         plain = {name: value for name, value in asdict(self).items() if name in EXPERIMENT}
-        facts = dict(method.task.facts)
+        facts: dict[str, Any] = dict(method.task.facts)
         names = facts.pop("names", ())
-        return ModelInfo(plain | {"task": method.task.kind}, facts, [str(n) for n in names])  # type: ignore[attr-defined]
+        chosen = {"task": method.task.kind, "model": self.model_of(tuple(facts["shape"]), method.task.kind)}
+        return ModelInfo(plain | chosen, facts, [str(n) for n in names])
 
 
 _names = [f.name for f in fields(Experiment)]

@@ -235,6 +235,8 @@ class ClassSource:
     settings: dict[str, Setting]  # its own and, first, those of its bases in the same file
     needs: frozenset[str]
     states_average: bool = True
+    tasks: tuple[str, ...] = ()  # that a method can learn; empty: all
+    tasks_reason: str = ""
 
 
 def read_classes(path: Path) -> dict[str, ClassSource]:
@@ -251,7 +253,16 @@ def read_classes(path: Path) -> dict[str, ClassSource]:
             settings = {name: setting for base in bases for name, setting in base.settings.items()}
             settings |= {s.name: s for line in node.body if (s := _setting(line))}
             doc, module_doc = ast.get_docstring(node) or "", ast.get_docstring(tree) or ""
-            classes[node.name] = ClassSource(node.name, module_doc, doc, settings, _needs(node), _states_average(node))
+            classes[node.name] = ClassSource(
+                node.name,
+                module_doc,
+                doc,
+                settings,
+                frozenset(_constant(node, "needs", ())),
+                _constant(node, "states_average", True),
+                tuple(sorted(_constant(node, "tasks", ()))),
+                _constant(node, "tasks_reason", ""),
+            )
     return classes
 
 
@@ -270,14 +281,12 @@ def _setting(line: ast.stmt) -> Setting | None:
     return Setting(line.target.id, like, names, Option(*words, **bounds))
 
 
-def _needs(node: ast.ClassDef) -> frozenset[str]:
+def _constant(node: ast.ClassDef, name: str, otherwise: Any) -> Any:
+    """What a class assigns to this name: a constant, or `frozenset` of one."""
     for line in node.body:
-        if isinstance(line, ast.Assign) and [ast.unparse(t) for t in line.targets] == ["needs"]:
-            call = line.value
-            if isinstance(call, ast.Call) and call.args:
-                return frozenset(ast.literal_eval(call.args[0]))
-    return frozenset()
-
-
-def _states_average(node: ast.ClassDef) -> bool:
-    return not any(isinstance(line, ast.Assign) and ast.unparse(line) == "states_average = False" for line in node.body)
+        if isinstance(line, ast.Assign) and [ast.unparse(t) for t in line.targets] == [name]:
+            value = line.value
+            if not isinstance(value, ast.Call):
+                return ast.literal_eval(value)
+            return ast.literal_eval(value.args[0]) if value.args else ()
+    return otherwise

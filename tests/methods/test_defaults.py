@@ -63,3 +63,25 @@ def test_the_first_lines_say_what_was_chosen() -> None:
     assert "Public rows: 5 of each class" in text
     assert "Topology: full" in "\n".join(choices(Experiment.of({"method": "slfed"}), load("digits")))
     assert default_model((3, 64, 64)) == "resnet18"
+
+
+def test_the_default_model_fits_the_task(tmp_path: Path) -> None:
+    lines = [f"{'good day' if i % 2 else 'bad night'},{i % 2},{'ab'[i % 3 > 0]}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("note,label,client\n" + "\n".join(lines))
+    table = {"data": str(tmp_path / "t.csv"), "text": "note"}
+    counts = Experiment.of({**table, "task": "text"})
+    assert choices(counts, counts.dataset())[0].startswith("Model: mlp, for tables")
+    order = Experiment.of({**table, "task": "text", "prepare": "sequence=8"})
+    assert choices(order, order.dataset())[0].startswith("Model: transformer, for sequences of tokens")
+    next_token = Experiment.of({**table, "task": "next-token", "drop": "label"})
+    assert choices(next_token, next_token.dataset())[0].startswith("Model: causal-transformer, for sequences of tokens")
+    shapes = Experiment.of({"data": "shapes"})
+    assert choices(shapes, shapes.dataset())[0].startswith("Model: unet, for images of 32x32 pixels")
+    assert len(shapes.split().clients) == 4
+    assert Experiment.of({"data": "shapes", "model": "unet:4:1"}).model_of((1, 32, 32), "segmentation") == "unet:4:1"
+
+
+def test_a_saved_model_names_the_network_that_was_chosen() -> None:
+    method, fed = Experiment.of({"data": "shapes"}).build(workers=1)
+    with fed:
+        assert Experiment.of({"data": "shapes"}).model_info(method).experiment["model"] == "unet"

@@ -37,6 +37,13 @@ def test_a_description_is_read_from_the_docstrings() -> None:
     assert describe(read_classes(PACKAGE / "core.py")["Method"]).keeps == ""
 
 
+@pytest.mark.parametrize("name", methods())
+def test_the_tasks_are_those_that_the_class_declares(name: str) -> None:
+    described = descriptions()[name]
+    assert (frozenset(described.tasks), described.tasks_reason) == (methods()[name].tasks, methods()[name].tasks_reason)
+    assert bool(described.tasks) == bool(described.tasks_reason)
+
+
 UNDER = {
     "star": "star",
     "rotating": "rotating",

@@ -30,6 +30,7 @@ class Source:
     group: str = "group"  # arrays {group}_train, {group}_test
     group_names: str = "group_names"
     task: str = ""  # what the label is, where it is not a class
+    names_clients: bool = False
 
 
 def find(name: str, source: Source, cache: Path | None) -> Arrays:
@@ -148,6 +149,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             "32x32 generated circles and squares, 240 images with masks (segmentation), by scanner (4)",
             make=shapes,
             task="segmentation",
+            names_clients=True,
         ),
         "mnist": Source("28x28 digits, 70,000 images, 10 classes", ("mnist.npz",), hub.Page("ylecun/mnist")),
         "fashion-mnist": Source(
@@ -177,12 +179,14 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             hub.Page("flwrlabs/femnist", label="character", test="", group="writer_id"),
             group="writer",
             group_names="writer_id",
+            names_clients=True,
         ),
         "chest-xray": Source(
             "64x64 radiographs, 3,636 images, 3 classes, by source (8)",
             ("chest_xray.npz",),
             group="source",
             group_names="sources",
+            names_clients=True,
         ),
         "chest-xray-binary": Source(
             "32x32 radiographs, 3,636 images, normal or not, by source (8)",
@@ -190,6 +194,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             prepare=normal_or_not,
             group="source",
             group_names="sources",
+            names_clients=True,
         ),
         "heart-disease": Source(
             "13 features, 920 patients, 2 classes, by hospital (4); imputed, standardised with pooled values",
@@ -197,8 +202,9 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             prepare=heart,
             group="site",
             group_names="sites",
+            names_clients=True,
         ),
     }
 )
 DATASETS: Mapping[str, str] = MappingProxyType({name: source.about for name, source in SOURCES.items()})
-GROUPED = frozenset(name for name, source in SOURCES.items() if source.group != "group")  # data sets that name clients
+GROUPED = frozenset(name for name, source in SOURCES.items() if source.names_clients)

@@ -25,6 +25,7 @@ from kilter.plugins import is_file_spec, load_object
 
 __all__ = ["MODELS", "Network", "Shape", "build", "default_model", "load_weights"]
 
+TASK_MODELS = {"next-token": "causal-transformer", "segmentation": "unet"}  # whatever the shape of the rows
 LARGE = 64  # pixels; images from this size on get a larger network by default
 
 
@@ -58,16 +59,20 @@ def build(name: str, shape: Shape, classes: int, inputs: Sequence[Input] = ()) -
     return BUILDERS[name](shape, classes, *_parse(name, options))
 
 
-def default_model(shape: Shape) -> str:
+def default_model(shape: Shape, task: str = "", tokens: bool = False) -> str:
     """The model for rows of this shape: mlp for tables, resnet18 for images from 64 pixels, cnn for smaller ones.
 
-    Samples of shape (channels, time, 1) are time series: temporal-cnn.
+    Samples of shape (channels, time, 1) are time series: temporal-cnn. With `tokens`, rows are sequences of words.
 
     >>> default_model((13,)), default_model((1, 28, 28)), default_model((3, 224, 224)), default_model((2, 24, 1))
     ('mlp', 'cnn', 'resnet18', 'temporal-cnn')
+    >>> default_model((3, 64, 64), task="segmentation"), default_model((12,), tokens=True)
+    ('unet', 'transformer')
     """
+    if task in TASK_MODELS:
+        return TASK_MODELS[task]
     if len(shape) == 1:
-        return "mlp"
+        return "transformer" if tokens else "mlp"
     if shape[2] == 1:
         return "temporal-cnn"
     return "resnet18" if min(shape[1:]) >= LARGE else "cnn"

@@ -21,7 +21,7 @@ from kilter.errors import Mistake, unknown
 from kilter.experiment import Experiment
 from kilter.methods import find, methods
 from kilter.metrics import is_of_one_class
-from kilter.models import MODELS, default_model
+from kilter.models import MODELS
 from kilter.models import build as build_model
 from kilter.models.inputs import Input
 from kilter.models.pretrained import is_pretrained_spec
@@ -198,14 +198,15 @@ class SitePolicy:
             )
 
     def _check_model(self, experiment: Experiment, facts: RowFacts) -> None:
-        name = default_model(facts["shape"]) if experiment.model == "auto" else experiment.model.split(":")[0]
+        model = experiment.model_of(facts["shape"], facts["task"])
+        name = model.split(":")[0]
         if not is_file_spec(experiment.model) and name not in self.models:
             raise PolicyViolation(
                 f"The server wants the model '{name}', and this site only allows {_list(self.models)}."
             )
         if not is_file_spec(experiment.model) and not is_pretrained_spec(experiment.model):
             with torch.device("meta"):  # counts the weights without allocating them
-                net = build_model(experiment.model, facts["shape"], facts["classes"], Input.parse(facts["inputs"]))
+                net = build_model(model, facts["shape"], facts["classes"], Input.parse(facts["inputs"]))
             size = sum(p.numel() for p in net.parameters())
             if size > self.parameters:
                 raise PolicyViolation(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from kilter.data import Dataset
 from kilter.experiment import CLIENTS, DIVIDED, Experiment
 from kilter.methods import find
-from kilter.models import default_model
 from kilter.records.display import counted
 
 
@@ -14,8 +13,10 @@ def choices(experiment: Experiment, dataset: Dataset) -> list[str]:
     shape = tuple(dataset.x.shape[1:])
     rule = experiment.partition_of(dataset)
     if experiment.model == "auto":
-        model = default_model(shape)
+        model = experiment.model_of(shape, dataset.task)
         what = "tables" if len(shape) == 1 else f"images of {shape[1]}x{shape[2]} pixels"
+        if "transformer" in model:
+            what = "sequences of tokens"
         if model == "temporal-cnn":
             what = f"time series of {shape[1]} steps and {shape[0]} channels"
         lines = [f"Model: {model}, for {what}. Change it with --model."]

@@ -23,6 +23,8 @@ class Description:
     keeps: str
     sends: str
     topologies: tuple[str, ...]
+    tasks: tuple[str, ...]  # that it can learn; empty: all
+    tasks_reason: str  # why not the others
     settings: tuple[Setting, ...]
 
 
@@ -48,7 +50,13 @@ def describe(source: ClassSource) -> Description:
     lines = [source.module_doc.split("\n")[0], keeps, sends]
     paper, keeps, sends = (line.strip().removesuffix(".") for line in lines)
     return Description(
-        paper, keeps, sends, topologies(source.needs, source.states_average), tuple(source.settings.values())
+        paper,
+        keeps,
+        sends,
+        topologies(source.needs, source.states_average),
+        source.tasks,
+        source.tasks_reason,
+        tuple(source.settings.values()),
     )
 
 
@@ -69,6 +77,8 @@ def table(methods: Mapping[str, Description], costs: Mapping[str, object] | None
         if costs:
             lines.append(f"costs: {costs[name]}")
         lines.append(f"under: {', '.join(method.topologies)}")
+        why = f"; no other task, because {method.tasks_reason}" if method.tasks else ""
+        lines.append(f"learns: {', '.join(method.tasks) or 'every task'}{why}")
         lines += [f"--set {s.name}={s.default}  {s.option.help}" for s in method.settings]
         rows.add_row(Text(name, "bold"), Text("\n".join(lines)))
         rows.add_row()

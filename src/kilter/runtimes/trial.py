@@ -13,7 +13,7 @@ from torch import Tensor
 from kilter.core import SERVER, Data, Fit, Method, Rows, Tree
 from kilter.errors import Mistake
 from kilter.fast import switch
-from kilter.plugins import error_text
+from kilter.plugins import error_text, is_file_spec
 from kilter.runtimes.base import Runtime
 from kilter.runtimes.step_names import StepName
 from kilter.runtimes.step_runner import Done, resolve
@@ -24,6 +24,18 @@ from kilter.trees import leaves
 
 NODES = 3  # clients of a trial
 ROWS = 32  # rows of each
+
+
+def try_run(
+    method: Method, spec: str, model: str, clients: Mapping[str, Data], public: Rows | None, classes: int
+) -> None:
+    """Try whatever could fail: a user's model or method, unusual outputs, a batch of one row. `spec` names the method."""
+    by_place = model.split(":")[0] in ("unet", "causal-transformer")  # outputs for every pixel or token
+    unusual = by_place or method.task.kind not in CLASSIFICATION
+    if is_file_spec(model) or unusual or smallest_batch(clients, method.local)[1] == 1:
+        try_model(method.task, model, clients, method.local, classes)
+    if is_file_spec(spec):
+        try_method(method, spec, clients, public)
 
 
 def smallest_batch(clients: Mapping[str, Data], plan: Plan) -> tuple[str, int]:
