@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "methods").glob("*.md"))]
-BLOCK = re.compile(r"^<!-- study: ([\w.-]+)/(\w+) -->\n(.*?)(?:\n\n|\Z)", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^<!-- study: ([\w.-]+)/([\w-]+) -->\n(.*?)(?:\n\n|\Z)", re.MULTILINE | re.DOTALL)
 QUOTED = re.compile(r"([+-]?\d+\.\d+) (%|points?|MB)")
 
 
