@@ -390,6 +390,7 @@ def _summary(loop: Loop, name: str, last: Evaluation) -> Summary:
         workers={step: n for step, n in fed.shared.items() if not step.startswith(":")},
         device=", ".join(map(str, fed.devices)),
         precision=fed.precision,
+        stack_width=fed.stack_width,
         stopped_early=at.stopped,
         last=last,
         best=at.best.evaluation if at.best else None,

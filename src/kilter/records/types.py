@@ -240,6 +240,7 @@ class Summary:
     workers: dict[str, int] = field(default_factory=dict)  # processes that shared each step
     device: str = "cpu"
     precision: str = "fp32"  # of layers
+    stack_width: int = 1  # clients that trained in one stack, at most; it shows in the last bits
     stopped_early: bool = False
     received: list[str] = field(default_factory=list)  # sites that have the final model, in a deployed run
     last: Evaluation

@@ -49,7 +49,7 @@ from kilter.runtimes.step_runner import Absent, Done, reason, run_step, step_fai
 from kilter.seeds import derive_each
 from kilter.topology import topology
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 AGGREGATE = "aggregate"  # the name under which the absence of a rotating aggregator is looked up
 NOTHING = Rows({}, torch.empty(0, dtype=torch.int64))
 
@@ -79,6 +79,7 @@ class Runtime(Federation):
         self.devices: tuple[torch.device, ...] = (placement.CPU,)
         self.device, self.precision = placement.CPU, "fp32"
         self.plain = False  # whether accelerated code (kilter.fast) is switched off
+        self.stack_width = 1  # clients that train in one stack, at most
         self.clients: dict[str, Data] = {}  # data of the nodes that live in this process
         self.bench = bench
         self.public = public
@@ -103,11 +104,13 @@ class Runtime(Federation):
             raise unknown("precision", precision, PRECISIONS)
         self.devices, self.precision = devices.parse(spec), precision
         self.device = self.devices[0]
+        if precision == "tf32" and self.device.type != "cuda":
+            raise Mistake(f"--precision tf32 needs a cuda device, and this run is on {self.device}: use fp32 or bf16.")
 
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Inside this block, computations use the device, precision and acceleration of this run."""
-        devices.make_repeatable(self.device)
+        devices.make_repeatable(self.device, tf32=self.precision == "tf32")
         with switch.plain(self.plain), placement.use(self.device, PRECISIONS[self.precision]):
             yield
 

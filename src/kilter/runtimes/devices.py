@@ -76,11 +76,11 @@ def _name(device: torch.device) -> str:
     return f"{device}" + (f" ({name})" if name else "")
 
 
-def make_repeatable(device: torch.device) -> None:
-    """Ask CUDA for deterministic algorithms in full float32 precision, so that the same device gives the same bits again."""
+def make_repeatable(device: torch.device, tf32: bool = False) -> None:
+    """Ask CUDA for deterministic algorithms, so that the same device gives the same bits again; in full float32, or in TF32."""
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        torch.backends.cudnn.allow_tf32 = tf32
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True

@@ -85,7 +85,7 @@ class Simulation(Runtime):
     `faults` returns the reason why a call at a node fails, or None. With `workers` > 1, steps run in that many processes;
     "auto" finds the fastest number. Several clients train in one computation (see `kilter.fast`); `stack=False` trains them one by
     one, as real sites do. `plain=True` switches off all accelerated code. `device` is auto, cpu, cuda, cuda:1, mps, xpu, or
-    several of one kind with commas, which the workers share; `precision` is fp32, bf16 or fp16.
+    several of one kind with commas, which the workers share; `precision` is fp32, tf32, bf16 or fp16.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Simulation(Runtime):
         self._auto = workers == "auto"
         self._tuner: AutoTuner | None = None
         self.stack = stack and not plain
-        self._width = self._examined = 1  # clients in a chunk, for training and for evaluation
+        self._examined = 1  # clients that are evaluated together
         self._method: Method | None = None
         self._pool: Pool | None = None
 
@@ -133,10 +133,10 @@ class Simulation(Runtime):
         self._end_workers()
         self._method = method
         with self.computing():
-            self._width = width(method.task.init(self.seed)) if self.stack and method.task else 1
+            self.stack_width = width(method.task.init(self.seed)) if self.stack and method.task else 1
         if self.stack:
             rows = sum(len(d.test) + len(d.valid) for d in self.clients.values())
-            self._examined = max(self._width, min(MANY, PART * len(self.clients) // max(rows, 1)))
+            self._examined = max(self.stack_width, min(MANY, PART * len(self.clients) // max(rows, 1)))
         self._pool = self.start_workers()
         self._tuner = (
             AutoTuner(self.workers, 1 if self._auto else self.workers)
@@ -220,7 +220,7 @@ class Simulation(Runtime):
                 present[i] = message
         states = {i: self.states.get(i, {}) for i in present}
         # Chunks do not depend on the number of workers, so neither do the results.
-        most = self._examined if name == EVALUATE else self._width
+        most = self._examined if name == EVALUATE else self.stack_width
         chunks = compose({i: len(self.clients[i].train) for i in present}, most)
         spool = ReplySpool()
         for i, d, state in self._distribute(name, chunks, present, states):
