@@ -116,9 +116,7 @@ class Experiment:
     evaluate_every: int = option(1, "Rounds between evaluations; the last round is always evaluated.", at_least=1)
     plain: bool = option(False, "Simulate without accelerated code: slower, and other last bits.")
     device: str = option("cpu", "Device of the simulation: cpu, cuda, cuda:1, mps, xpu; auto: the best there is.")
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = option(
-        "fp32", "Precision of layers; parameters stay float32. tf32 needs a cuda device."
-    )
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = option("fp32", "Precision of layers; parameters stay float32.")
     patience: int = option(0, "Stop after this many evaluations without improvement; 0: never.", at_least=0)
 
     def __post_init__(self) -> None:

@@ -188,3 +188,17 @@ def test_a_lost_state_directory_is_refused_by_the_site(tmp_path: Path) -> None:
 
 class _Alone:
     seed, ids = 3, ("a",)
+
+
+def test_a_site_computes_in_the_precision_of_the_run(tmp_path: Path) -> None:
+    weights = {}
+    for precision in ("fp32", "tf32", "bf16"):
+        made = make_site(tmp_path / precision)
+        made.agree(make_terms(made, precision=precision))
+        reply, content = ask(made, order("train"), made.method.task.init(0))
+        assert reply.error == ""
+        trained, *_ = content
+        weights[precision] = torch.cat([w.flatten() for _, w in sorted(trained.items())])
+    assert torch.equal(weights["fp32"], weights["tf32"])  # there is no CUDA here
+    assert not torch.equal(weights["fp32"], weights["bf16"])
+    assert torch.allclose(weights["fp32"], weights["bf16"], atol=0.05)

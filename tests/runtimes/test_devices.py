@@ -10,7 +10,7 @@ import torch
 from kilter.errors import Mistake
 from kilter.experiment import Experiment
 from kilter.federate import federate
-from kilter.runtimes.devices import make_repeatable, parse
+from kilter.runtimes.devices import parse, repeatable
 
 
 @pytest.fixture
@@ -26,7 +26,8 @@ def flags() -> Iterator[None]:
 def test_tf32_is_used_only_on_request(flags: None, monkeypatch: pytest.MonkeyPatch, tf32: bool) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not tf32
-    make_repeatable(torch.device("cuda", 0), tf32)
+    with repeatable(torch.device("cuda", 0), "tf32" if tf32 else "fp32"):
+        pass
     assert torch.backends.cuda.matmul.allow_tf32 is tf32
     assert torch.backends.cudnn.allow_tf32 is tf32
     assert torch.backends.cudnn.deterministic

@@ -315,7 +315,7 @@ class Rotation:
         waits = self.waits
         fed = AggregatorRuntime(transport, site, waits.quorum or None, waits.deadline, waits.grace)
         fed.on_progress, self._sign_due = self._show_progress, 0.0
-        fed.robust = site.experiment.robust
+        fed.robust, fed.precision = site.experiment.robust, site.experiment.precision
         self._transport, self._fed = transport, fed
         transport.refresh()
         store = Store(folder)

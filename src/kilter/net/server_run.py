@@ -331,7 +331,7 @@ def run_rounds(
 ) -> None:
     """Wait for a quorum, then run to the end; every round is checkpointed before the next begins."""
     method = experiment.make(**facts)
-    fed.robust = experiment.robust
+    fed.robust, fed.precision = experiment.robust, experiment.precision
     fed.wait()
     with Progress(experiment.rounds, out, method.task.main) as progress:
         experiment.run(method, fed, store, watching(board, progress), checkpoint_seconds=0.0)

@@ -41,7 +41,7 @@ from kilter.net.tls import Identity
 from kilter.net.tracing import site_span
 from kilter.records import wire
 from kilter.runtimes.base import fingerprint
-from kilter.runtimes.devices import make_repeatable
+from kilter.runtimes.devices import repeatable
 from kilter.runtimes.evaluation import received_models
 from kilter.runtimes.ledger import refuse_letter
 from kilter.runtimes.reply_checks import checked
@@ -287,8 +287,7 @@ class Site:
             log.info("the final models are in %s", folder)
         before = fingerprint(node.state)
         began = time.perf_counter()
-        make_repeatable(self.device)
-        with StepTimer(self.policy.seconds_per_step), placement.use(self.device):
+        with StepTimer(self.policy.seconds_per_step), repeatable(self.device, self.experiment.precision):
             (done,) = run_step(self._guarded(resolve(self.method, order.step)), [node], [message])
         if done.error is not None:
             log.error("round %d, %s failed", node.round, order.step, exc_info=done.error)

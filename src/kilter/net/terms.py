@@ -51,7 +51,15 @@ SENT = (  # the fields of an experiment that matter at a site
     "evaluate_every",
     "robust",
     "server",
+    "precision",  # only if it is not fp32: earlier releases know nothing else
 )
+
+
+def sent_fields(experiment: Experiment) -> dict[str, object]:
+    """What a site is told of the experiment."""
+    return {
+        key: value for key, value in asdict(experiment).items() if key in SENT and (key, value) != ("precision", "fp32")
+    }
 
 
 @dataclass(frozen=True)
@@ -118,7 +126,7 @@ class Terms:
         return Terms(
             run,
             session,
-            {key: value for key, value in asdict(experiment).items() if key in SENT},
+            sent_fields(experiment),
             file_digest(experiment.weights),
             description,
             tuple(graph.neighbours),
@@ -253,7 +261,7 @@ def peer_run_id(
 
     Without a description, peers have yet to agree on their tables.
     """
-    plain = {key: value for key, value in asdict(experiment).items() if key in (*SENT, "topology")}
+    plain = sent_fields(experiment) | {"topology": experiment.topology}
     data = ["tables"] if description is None else [description.shape, description.classes]
     plain |= {"roles": experiment.roles} if experiment.roles else {}
     agreed: list[object] = [plain, file_digest(experiment.weights), *data, list(peers)]

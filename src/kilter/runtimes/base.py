@@ -49,7 +49,6 @@ from kilter.runtimes.step_runner import Absent, Done, reason, run_step, step_fai
 from kilter.seeds import derive_each
 from kilter.topology import topology
 
-PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 AGGREGATE = "aggregate"  # the name under which the absence of a rotating aggregator is looked up
 NOTHING = Rows({}, torch.empty(0, dtype=torch.int64))
 
@@ -100,8 +99,8 @@ class Runtime(Federation):
 
     def set_device(self, spec: str, precision: str = "fp32") -> None:
         """Compute fits and predictions on this device (or these, shared by workers), with layers in this precision."""
-        if precision not in PRECISIONS:
-            raise unknown("precision", precision, PRECISIONS)
+        if precision not in devices.PRECISIONS:
+            raise unknown("precision", precision, devices.PRECISIONS)
         self.devices, self.precision = devices.parse(spec), precision
         self.device = self.devices[0]
         if precision == "tf32" and self.device.type != "cuda":
@@ -110,8 +109,7 @@ class Runtime(Federation):
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Inside this block, computations use the device, precision and acceleration of this run."""
-        devices.make_repeatable(self.device, tf32=self.precision == "tf32")
-        with switch.plain(self.plain), placement.use(self.device, PRECISIONS[self.precision]):
+        with switch.plain(self.plain), devices.repeatable(self.device, self.precision):
             yield
 
     @abstractmethod

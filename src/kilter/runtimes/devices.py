@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from kilter.errors import Mistake
+from kilter.fast import placement
 
+PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # of layers
 KINDS = ("cuda", "mps", "xpu")  # accelerators in order of preference
 
 
@@ -76,11 +80,16 @@ def _name(device: torch.device) -> str:
     return f"{device}" + (f" ({name})" if name else "")
 
 
-def make_repeatable(device: torch.device, tf32: bool = False) -> None:
-    """Ask CUDA for deterministic algorithms, so that the same device gives the same bits again; in full float32, or in TF32."""
+@contextmanager
+def repeatable(device: torch.device, precision: str) -> Iterator[None]:
+    """Inside this block, computations use this device and precision, with algorithms that give the same bits again.
+
+    TF32 is used only where it is asked for and only by CUDA devices; others compute in full float32.
+    """
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-        torch.backends.cudnn.allow_tf32 = tf32
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True
+    with placement.use(device, PRECISIONS[precision]):
+        yield
