@@ -271,7 +271,7 @@ def _labels(table: Table, target: str, classes: tuple[str, ...] | None, first: i
     if classes is None and len(names) > MOST_CLASSES:
         raise Mistake(
             f"Column '{target}' of '{table.name}' has {len(names)} different labels, too many for classes: "
-            "name another column with --label."
+            "use --task regression if they are numbers, or name another column with --label."
         )
     if classes is None and any("." in name and is_decimal(name) for name in names):
         raise Mistake(

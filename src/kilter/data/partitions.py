@@ -33,7 +33,7 @@ def until(draw: Callable[[], Parts], rows: int, clients: int, least: int) -> Par
     if clients * least > rows:
         raise Mistake(
             f"{clients} clients with at least {least} rows each need {clients * least} rows, but there are {rows}: "
-            "use fewer clients or a lower `least`."
+            "use fewer clients, or a lower `least` (`kilter partitions` shows how)."
         )
     for _ in range(TRIES):
         parts = draw()
@@ -41,7 +41,7 @@ def until(draw: Callable[[], Parts], rows: int, clients: int, least: int) -> Par
             return parts
     raise Mistake(
         f"No draw in {TRIES} gave each of {clients} clients at least {least} of the {rows} rows: "
-        "use fewer clients, a lower `least` or less skew (a larger alpha)."
+        "use fewer clients, a lower `least` (`kilter partitions` shows how) or less skew (a larger alpha)."
     )
 
 
@@ -234,7 +234,7 @@ def natural(groups: Groups, clients: int, rng: Rng, least: int = 1) -> Parts:
     if clients > len(names) or len(names) == 0:
         raise Mistake(
             f"There are {len(names)} natural clients with at least {max(least, 1)} rows, but {clients} were requested: "
-            "use fewer clients (0: all of them) or a lower `least`."
+            "use fewer clients (0: all of them), or a lower `least` (`kilter partitions` shows how)."
         )
     chosen = np.sort(rng.permutation(names)[: clients or len(names)])
     return [np.flatnonzero(groups == g).astype(np.int64) for g in chosen]
