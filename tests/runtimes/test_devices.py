@@ -18,8 +18,11 @@ def flags() -> Iterator[None]:
     """Gives torch its settings back."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic
+    mode, fills = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
     yield
     matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
+    torch.set_deterministic_debug_mode(mode)
+    torch.utils.deterministic.fill_uninitialized_memory = fills
 
 
 @pytest.mark.parametrize("tf32", [False, True])
@@ -31,6 +34,7 @@ def test_tf32_is_used_only_on_request(flags: None, monkeypatch: pytest.MonkeyPat
     assert torch.backends.cuda.matmul.allow_tf32 is tf32
     assert torch.backends.cudnn.allow_tf32 is tf32
     assert torch.backends.cudnn.deterministic
+    assert torch.are_deterministic_algorithms_enabled()
 
 
 def test_tf32_is_refused_without_cuda() -> None:

@@ -91,5 +91,8 @@ def repeatable(device: torch.device, precision: str) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True
+        torch.use_deterministic_algorithms(True, warn_only=True)  # torch names operations that have no such version
+        # Nobody reads uninitialised memory here, and filling it takes time.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     with placement.use(device, PRECISIONS[precision]):
         yield
