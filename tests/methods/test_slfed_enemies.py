@@ -31,6 +31,15 @@ def test_a_copied_commitment_is_worth_nothing():
     assert node.state["evidence"] == {}
 
 
+def test_counts_repeated_from_an_earlier_round_are_not_noticed():
+    """What remains possible (docs/methods/slfed.md): B commits to what A said of its pictures last time, and repeats A's own counts."""
+    node = Node("A", None, round=2, step="opine", peers=("B",))
+    mine, of_b = torch.tensor([3, 4]), torch.tensor([7, 0])
+    scratch(node).update(mine=mine, heard={"B": mine}, yours={"B": of_b}, committed={"B": commitment(of_b, 7, "B")})
+    method(prior=0.0).opine(node, {"B": {"counts": of_b, "nonce": 7}})
+    assert node.state["evidence"]["B"] == pytest.approx((1.0, 0.0))
+
+
 def test_counts_are_hidden_until_both_sides_have_committed():
     """The letter with the pictures has no counts; they follow once the partner's counts have arrived."""
     seen = {}
