@@ -32,7 +32,7 @@ def test_a_copied_commitment_is_worth_nothing():
 
 
 def test_counts_repeated_from_an_earlier_round_are_not_noticed():
-    """What remains possible (docs/methods/slfed.md): B commits to what A said of its pictures last time, and repeats A's own counts."""
+    """What remains possible (docs/methods/slfed.md): B commits to what A said of its pictures last time, and repeats A's counts."""
     node = Node("A", None, round=2, step="opine", peers=("B",))
     mine, of_b = torch.tensor([3, 4]), torch.tensor([7, 0])
     scratch(node).update(mine=mine, heard={"B": mine}, yours={"B": of_b}, committed={"B": commitment(of_b, 7, "B")})
