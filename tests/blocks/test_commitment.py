@@ -9,6 +9,10 @@ from kilter.blocks.commitment import commitment
 counts = st.lists(st.integers(0, 1000), min_size=1, max_size=10)
 
 
-@given(counts, counts, st.integers(0, 2**63), st.integers(0, 2**63))
-def test_two_commitments_are_equal_only_for_the_same_value_and_nonce(a, b, x, y):
-    assert (commitment(torch.tensor(a), x) == commitment(torch.tensor(b), y)) == ((a, x) == (b, y))
+names = st.sampled_from(["a", "b"])
+
+
+@given(counts, counts, st.integers(0, 2**63), st.integers(0, 2**63), names, names)
+def test_two_commitments_are_equal_only_for_the_same_value_nonce_and_sender(a, b, x, y, m, n):
+    same = (a, x, m) == (b, y, n)
+    assert (commitment(torch.tensor(a), x, m) == commitment(torch.tensor(b), y, n)) == same

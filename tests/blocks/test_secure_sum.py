@@ -104,7 +104,9 @@ def test_what_is_left_after_a_loss_must_hide_each_model_too():
 BAD_WEIGHTS = [
     {"B": 0.5},
     {"B": 0.5, "C": 0.5},  # shorter than three
-    {"B": 1.0, "C": 1e-5, "D": 1e-5},  # the sum is B's model
+    {"B": 1.0, "C": 2**-16, "D": 2**-16},  # the sum is B's model
+    {"B": 7.7e-6, "C": 7.5e-6, "D": 7.5e-6},  # in `once`, they would count as 1, 0 and 0
+    {"B": 0.3, "C": 0.3, "D": 0.3},  # not multiples of 2^-16
     {"A": 0.5, "B": 0.5, "C": 0.5},  # the requester itself
     {"B": 0.5, "C": 0.5, "stranger": 0.5},
     {"B": 1e9, "C": 1e9, "D": 1e9},
@@ -125,6 +127,52 @@ def test_a_request_that_would_reveal_a_model_is_not_answered(share, weights):
     letters = scheme.split(nodes["B"], models_["B"], {"A": {"weights": weights}})
     assert scheme.add_up(nodes["B"], post({"B": letters}).get("B", {})) == Post()
     assert {"notice": "a request to contribute was not valid: it is not answered"} in nodes["B"].notes
+
+
+SEEDS = range(6)
+
+
+def asked_for(share, told):
+    """The sums that six peers return to A, which sent them these weights, and the peers."""
+    names = ["A", "B", "C", "D", "E", "F"]
+    nodes = {n: Node(n, None, round=1, step="split", peers=tuple(m for m in names if m != n)) for n in names}
+    models_ = {
+        n: {"w": torch.randn(4, generator=torch.Generator().manual_seed(k))} for n, k in zip(names, SEEDS, strict=True)
+    }
+    scheme = SCHEMES[share]()
+    boxes = {n: {"A": {"weights": weights}} for n, weights in told.items()}
+    here = names if share == "once" else list(told)
+    boxes = post({n: scheme.split(nodes[n], models_[n], boxes.get(n, {})) for n in here})
+    return post({n: scheme.add_up(nodes[n], boxes.get(n, {})) for n in here}).get("A", {}), nodes
+
+
+LEAST = 2**-16
+EACH_OTHERWISE = {  # every request is allowed, but B contributes with 1/2 and the others with almost nothing
+    "B": {"B": 0.5, "C": 0.25, "D": 0.25},
+    "C": {"B": 0.25, "C": LEAST, "D": 0.25},
+    "D": {"B": 0.25, "C": 0.25, "D": LEAST},
+}
+
+
+@pytest.mark.parametrize("share", ["ring", "threshold", "scalar"])
+def test_a_requester_that_sends_each_contributor_other_weights_gets_no_sum(share):
+    sums, nodes = asked_for(share, EACH_OTHERWISE)
+    assert not any("sum" in letter for letter in sums.values())
+    assert "A sent C other weights than me: the share of C is not used" in nodes["B"].notes
+    same, _ = asked_for(share, dict.fromkeys("BCD", EACH_OTHERWISE["B"]))
+    assert all("sum" in letter for letter in same.values())
+
+
+def test_holders_that_were_sent_different_weights_return_no_sum():
+    """`once`: with weights (2, h, h) at holder number h, sums at enough holders are points of a polynomial that is 2 M_B at 0."""
+    told = {n: {"B": 128 * LEAST, "C": 64 * LEAST * h, "D": 64 * LEAST * h} for h, n in enumerate("ABCDEF", 1)}
+    assert asked_for("once", told)[0] == {}
+    honest = dict.fromkeys("ABCDEF", told["B"])
+    assert all("sum" in letter for letter in asked_for("once", honest)[0].values())
+    few = honest | {"F": told["F"]}  # one peer that was sent, or says, something else stops nobody but itself
+    sums, nodes = asked_for("once", few)
+    assert set(sums) == {"A", "B", "C", "D", "E"}
+    assert any("same weights" in str(note) for note in nodes["F"].notes)
 
 
 def test_a_requester_limits_the_largest_weight_so_that_its_request_is_answered():

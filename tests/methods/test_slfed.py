@@ -87,12 +87,11 @@ def talk(told, peers=50, subset=2, rounds=8):
         for n, node in nodes.items():
             node.round = r
             links = m.links(node)
-            promise = commitment(counts, 0)
             scratch(node).update(
                 mine=counts,
                 heard=dict.fromkeys(links, counts),
                 yours=dict.fromkeys(links, counts),
-                committed=dict.fromkeys(links, promise),
+                committed={b: commitment(counts, 0, b) for b in links},
             )
             posts[n] = m.opine(node, {b: {"counts": counts, "nonce": 0} for b in links})
         for n, node in nodes.items():
@@ -111,7 +110,9 @@ def test_passing_on_all_opinions_reaches_everyone_in_four_rounds_and_direct_ones
 def opined(told):
     node = Node("A", None, round=1, step="opine", peers=("B", "C"))
     counts = torch.tensor([3, 4])
-    scratch(node).update(mine=counts, heard={"B": counts}, yours={"B": counts}, committed={"B": commitment(counts, 7)})
+    scratch(node).update(
+        mine=counts, heard={"B": counts}, yours={"B": counts}, committed={"B": commitment(counts, 7, "B")}
+    )
     node.state |= {"known": {"C": (0.9, 0.0, 0.1)}, "evidence": {}}
     return method(told=told).opine(node, {"B": {"counts": counts, "nonce": 7}}), node
 

@@ -15,10 +15,29 @@ from small import bench, skewed
 def test_counts_that_differ_from_the_commitment_are_not_used():
     node = Node("A", None, round=1, step="opine", peers=("B",))
     mine, true, echo = torch.tensor([3, 4]), torch.tensor([9, 0]), torch.tensor([3, 4])
-    scratch(node).update(mine=mine, heard={"B": mine}, yours={"B": mine}, committed={"B": commitment(true, 7)})
+    scratch(node).update(mine=mine, heard={"B": mine}, yours={"B": mine}, committed={"B": commitment(true, 7, "B")})
     assert method().opine(node, {"B": {"counts": echo, "nonce": 7}}) == Post()
     assert node.state["evidence"] == {}
     assert any("not those committed to" in str(note) for note in node.notes)
+
+
+def test_a_copied_commitment_is_worth_nothing():
+    """B repeats A's own commitment, and later the counts and the nonce that A revealed."""
+    node = Node("A", None, round=1, step="opine", peers=("B",))
+    mine = torch.tensor([3, 4])
+    copied = commitment(mine, 7, "A")
+    scratch(node).update(mine=mine, heard={"B": mine}, yours={"B": mine}, committed={"B": copied})
+    assert method().opine(node, {"B": {"counts": mine, "nonce": 7}}) == Post()
+    assert node.state["evidence"] == {}
+
+
+def test_counts_repeated_from_an_earlier_round_are_not_noticed():
+    """What remains possible (docs/methods/slfed.md): B commits to what A said of its pictures last time, and repeats A's counts."""
+    node = Node("A", None, round=2, step="opine", peers=("B",))
+    mine, of_b = torch.tensor([3, 4]), torch.tensor([7, 0])
+    scratch(node).update(mine=mine, heard={"B": mine}, yours={"B": of_b}, committed={"B": commitment(of_b, 7, "B")})
+    method(prior=0.0).opine(node, {"B": {"counts": of_b, "nonce": 7}})
+    assert node.state["evidence"]["B"] == pytest.approx((1.0, 0.0))
 
 
 def test_counts_are_hidden_until_both_sides_have_committed():

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
+from kilter.errors import Mistake
 from kilter.report.study_page import publish
 from kilter.study.folder import Folder
 from kilter.study.grid import Study
@@ -25,8 +27,31 @@ def test_a_repeated_run_has_the_same_bits_and_a_changed_number_is_noticed(tmp_pa
     assert "tiny: same bits" in str(same)
     assert "fedavg" in same.title  # not the run that sends nothing
     stored = json.loads((tmp_path / "results.json").read_text())
+    losses = stored["lines"][0]["runs"][0]["curves"]["loss"]
+    losses["1"] += 1e-5
+    (tmp_path / "results.json").write_text(json.dumps(stored))
+    nearly = repeat(study, tmp_path)
+    assert not nearly.is_same
+    assert "same accuracies, training losses differ by up to 1.0e-05" in str(nearly)
+    losses.clear()
+    (tmp_path / "results.json").write_text(json.dumps(stored))
+    assert "no published losses to compare" in str(repeat(study, tmp_path))
     stored["lines"][0]["runs"][0]["accuracy"]["global"] += 0.01
     (tmp_path / "results.json").write_text(json.dumps(stored))
     drifted = repeat(study, tmp_path)
     assert not drifted.is_same
     assert "differs by up to 1.00 points" in str(drifted)
+
+
+def test_a_study_file_that_was_changed_since_cannot_be_repeated(tmp_path: Path) -> None:
+    values = {"data": "digits", "rows": 200, "clients": 2, "rounds": 1, "model": "mlp:8"}
+    study = Study.of({"name": "tiny", "methods": ["fedavg"], "seeds": 1, "experiment": values})
+    with Folder(tmp_path) as folder:
+        publish(conduct(study, folder, 1, Console(quiet=True)), tmp_path, "test")
+    changed = Study.of({"name": "tiny", "methods": ["fedprox"], "seeds": 1, "experiment": values})
+    with pytest.raises(Mistake, match="it was changed since"):
+        repeat(changed, tmp_path)
+    stored = json.loads((tmp_path / "results.json").read_text())
+    (tmp_path / "results.json").write_text(json.dumps({**stored, "tuning": [{}]}))
+    with pytest.raises(Mistake, match="were tuned"):
+        repeat(study, tmp_path)

@@ -10,7 +10,9 @@ For a requester with n contributors among K peers; t is `trust` of the holders o
     scalar     Like ring, but a share is a multiple of the layer: IT HIDES NOTHING BUT A SCALE. As printed in SLFed, for comparison.
 
 A weighted sum can itself reveal a model: with weights (1, 0, 0) it *is* one. So contributors see all weights of a request, and
-answer only if it names at least `fewest` contributors and none has more than `largest_share` of the sum (`Rules`).
+answer only if it names at least `fewest` contributors and none has more than `largest_share` of the sum (`Rules`). A requester
+could send each contributor other weights, so shares carry a fingerprint of the request: a contributor adds up only shares made for
+the request that it received itself, and in `once` only if t holders received the same.
 
 What remains possible: a requester that colludes with all other contributors, or two requesters whose lists differ in one peer, can
 subtract what they know from the sums. No scheme prevents a contributor from contributing a bad model: the receiver of a sum must
@@ -23,6 +25,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -56,6 +59,15 @@ def limited(weights: Weights, largest_share: float) -> Weights:
     others = math.fsum(s for c, s in weights.items() if c != top)
     most = math.floor(others * largest_share / (1 - largest_share) * 2**SIGMA) / 2**SIGMA
     return weights | {top: min(weights[top], most)}
+
+
+def fingerprint(weights: Weights) -> str:
+    """A hash of a request, by which contributors see that all of them were sent the same weights.
+
+    >>> fingerprint({"a": 0.5, "b": 0.25}) == fingerprint({"b": 0.25, "a": 0.5})
+    True
+    """
+    return blake2b(repr(sorted(weights.items())).encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -134,11 +146,14 @@ class Scheme(ABC):
                 continue
             scratch(node)["kept"][requester] = {"share": shares.pop(node.id), "weights": weights}
             for other, share in shares.items():
-                letters[other][requester] = share
+                letters[other][requester] = {"for": fingerprint(weights), "share": share}
         return Post(letters)
 
     def valid_requests(self, node: Node, box: Boxes) -> dict[str, Weights]:
-        """The requests that this node answers: weights in (0, 1] of peers other than the requester, as the rules allow."""
+        """The requests that this node answers: weights in (0, 1] of peers other than the requester, as the rules allow.
+
+        Weights that are not `quantised` are refused: those below 2^-17 would count as zero in the sum.
+        """
         requests = {}
         for requester, request in box.items():
             weights = request.get("weights") if isinstance(request, dict) else None
@@ -146,7 +161,7 @@ class Scheme(ABC):
                 isinstance(weights, dict)
                 and requester not in weights
                 and all(m == node.id or m in node.peers for m in weights)
-                and all(isinstance(s, float) and 0 < s <= 1 for s in weights.values())
+                and all(isinstance(s, float) and 0 < s <= 1 and quantised(s) == s for s in weights.values())
                 and self.rules.allow(weights)
             ):
                 requests[requester] = dict(weights)
@@ -161,12 +176,22 @@ class Scheme(ABC):
         """Send each requester the sum of the shares I hold, if all arrived."""
         letters = Post()
         for requester, kept in scratch(node).pop("kept", {}).items():
-            arrived = matching(kept["share"], values_under(box, requester))
+            arrived = self.arrived_shares(node, requester, kept, box)
             others = [m for m in sorted(kept["weights"]) if m != node.id]
             lost = [m for m in others if m not in arrived]
             shares = [arrived[m] for m in others if m not in lost]
             letters[requester] = {"lost": lost} if lost else {"sum": self.sum_shares([kept["share"], *shares])}
         return letters
+
+    def arrived_shares(self, node: Node, requester: str, kept: Tree, box: Boxes) -> Boxes:
+        """The shares of other contributors to this request, if they were sent the same weights as I."""
+        letters = matching({"for": "", "share": kept["share"]}, values_under(box, requester))
+        mine = fingerprint(kept["weights"])
+        for sender in [m for m, letter in letters.items() if letter["for"] != mine]:
+            node.note(f"{requester} sent {sender} other weights than me: the share of {sender} is not used")
+            node.notice("a requester sent contributors different weights: their shares are not used")
+            del letters[sender]
+        return {sender: letter["share"] for sender, letter in letters.items()}
 
     def join(self, node: Node, model: Params, box: Boxes) -> tuple[Params, Weights] | None:
         """The sum over contributors, each with a model like mine, and their weights; None if a share was lost."""
@@ -242,7 +267,7 @@ class Threshold(Scheme):
         """Send each requester the sum of the shares that arrived, and whose they are, if that sum may be known too."""
         letters = Post()
         for requester, kept in scratch(node).pop("kept", {}).items():
-            arrived = matching(kept["share"], values_under(box, requester)) | {node.id: kept["share"]}
+            arrived = self.arrived_shares(node, requester, kept, box) | {node.id: kept["share"]}
             present = [m for m in sorted(kept["weights"]) if m in arrived]
             if self.rules.allow({m: kept["weights"][m] for m in present}):
                 letters[requester] = {"sum": self.sum_shares([arrived[m] for m in present]), "of": present}
@@ -285,18 +310,24 @@ class Once(Threshold):
     def split(self, node: Node, model: Params, box: Boxes) -> Post:
         everyone = self.holders(node)
         scratch(node)["wishes"] = self.valid_requests(node, box)
+        asked = {requester: fingerprint(weights) for requester, weights in scratch(node)["wishes"].items()}
         try:
             vector = secret_sharing.to_field(flat(model), len(everyone), MODEL + SIGMA, drop=SIGMA)
         except secret_sharing.Overflow as e:
             node.notice(f"its model is not shared: {e}")
             return Post()
-        return Post(self.dealt(vector, model, everyone, self.rules.needed(len(everyone))))
+        shares = self.dealt(vector, model, everyone, self.rules.needed(len(everyone)))
+        return Post({holder: {"for": asked, "share": share} for holder, share in shares.items()})
 
     def add_up(self, node: Node, box: Boxes) -> Post:
-        letters = Post()
-        pattern: Tree = box.get(node.id, next(iter(box.values()), None))
-        arrived = matching(pattern, box)
+        letters, shares, requests = Post(), values_under(box, "share"), values_under(box, "for")
+        pattern: Tree = shares.get(node.id, next(iter(shares.values()), None))
+        arrived = matching(pattern, shares)
         for requester, sigma in scratch(node).pop("wishes", {}).items():
+            if not self.is_agreed(node, requester, sigma, requests):
+                node.note(f"too few peers were sent the same weights by {requester} as I: it gets no sum")
+                node.notice("a request was not the same at enough peers: it is not answered")
+                continue
             present = [c for c in sorted(sigma) if c in arrived]
             if not self.rules.allow({c: sigma[c] for c in present}):
                 letters[requester] = {"lost": [c for c in sigma if c not in present]}
@@ -306,6 +337,13 @@ class Once(Threshold):
             total = torch.from_numpy(secret_sharing.combine([whole], rows)[0].view("int64"))
             letters[requester] = {"sum": unflat(total, pattern), "of": present}
         return letters
+
+    def is_agreed(self, node: Node, requester: str, sigma: Weights, requests: Boxes) -> bool:
+        """Whether t holders, this one included, were sent these weights. More than half: no t others were sent different ones."""
+        mine = fingerprint(sigma)
+        others = [asked for sender, asked in requests.items() if sender != node.id and isinstance(asked, dict)]
+        agreed = 1 + sum(asked.get(requester) == mine for asked in others)
+        return agreed >= self.rules.needed(1 + len(node.peers))
 
     def decode(self, total: Tree) -> Params:
         return {k: secret_sharing.from_field(v.numpy().view("uint64"), MODEL + SIGMA) for k, v in total.items()}

@@ -116,7 +116,7 @@ class SLFed(Method):
         desk, has_them = scratch(node), node.state.get("sent", {})
         desk["mine"] = self.counts(node, node.state["pictures"])
         desk["nonce"] = derive(node.secret_seed, node.round, node.id, "nonce")
-        letter = {"painted": node.state["painted"], "commitment": commitment(desk["mine"], desk["nonce"])}
+        letter = {"painted": node.state["painted"], "commitment": commitment(desk["mine"], desk["nonce"], node.id)}
         whole = letter | {"pictures": node.state["pictures"]}
         return Post({b: letter if b in has_them else whole for b in self.links(node)})
 
@@ -152,7 +152,7 @@ class SLFed(Method):
         for b, letter in box.items():
             if b not in desk["heard"]:
                 continue
-            if commitment(letter["counts"], letter["nonce"]) != desk["committed"][b]:
+            if commitment(letter["counts"], letter["nonce"], b) != desk["committed"][b]:
                 node.note(f"the class counts of {b} are not those it committed to: they are not used")
                 node.notice("class counts were not those committed to: they are not used")
                 continue

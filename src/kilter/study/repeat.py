@@ -1,4 +1,7 @@
-"""Repeat one cheap run of a published study on this machine, and compare it with the published one."""
+"""Repeat one cheap run of a published study on this machine, and compare it with the published one.
+
+Accuracies of few test rows can agree where models do not, so training losses are compared, too.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from kilter.errors import Mistake
 from kilter.study.grid import Job, Study
 from kilter.study.results import Run, read_run
 from kilter.study.runner import run_one
 from kilter.study.schema import MEASURES
 from kilter.study.stored import as_run
 
-EXACT = 5e-7  # results.json rounds curves to six digits
+EXACT = 5.01e-7  # results.json rounds curves to six digits
 
 
 @dataclass(frozen=True)
@@ -25,24 +29,36 @@ class Repeated:
     published: dict[str, float]  # final accuracy by measure
     repeated: dict[str, float]
     drift: float  # largest difference of any evaluated accuracy, in points
+    loss_drift: (
+        float | None
+    )  # largest difference of the training loss in any round; None: results of version 0.1 have none
     seconds: float
     machine: str  # of the published run
 
     @property
     def is_same(self) -> bool:
-        return self.drift == 0
+        return self.drift == 0 and not self.loss_drift
 
     def __str__(self) -> str:
-        words = "same bits" if self.is_same else f"differs by up to {self.drift:.2f} points"
+        words = "same bits" if self.loss_drift is not None else "same accuracies, and no published losses to compare"
+        if self.drift:
+            words = f"differs by up to {self.drift:.2f} points"
+        elif self.loss_drift:
+            words = f"same accuracies, training losses differ by up to {self.loss_drift:.1e}"
         return f"{self.study}: {words}  ({self.title}; {self.seconds:.0f} s; published on {self.machine})"
 
 
 def cheapest(study: Study, folder: Path) -> tuple[Job, Run]:
     """The published run that took the least time and sent something, so that it is not the baseline of training alone."""
-    lines = json.loads((folder / "results.json").read_text())["lines"]
+    stored = json.loads((folder / "results.json").read_text())
+    if stored["tuning"]:
+        raise Mistake(f"The settings of '{folder}' were tuned: repeat the study to compare with it.")
+    lines = stored["lines"]
     runs = {(line["cell"], line["method"], r["seed"]): as_run(r) for line in lines for r in line["runs"]}
     jobs = {(job.cell.name, job.label, job.seed): job for job in study.jobs()}
     known = [key for key in jobs if key in runs and any(runs[key].spent.values())]
+    if not known:
+        raise Mistake(f"The study file has none of the runs in '{folder}': it was changed since.")
     key = min(known, key=lambda k: runs[k].seconds)
     return jobs[key], runs[key]
 
@@ -53,9 +69,15 @@ def repeat(study: Study, folder: Path) -> Repeated:
     with TemporaryDirectory() as where:
         run_one(job.experiment, Path(where), lambda *_: None)
         again = read_run(job, Path(where))
-    cpu = published.versions.get("cpu", "a processor that was not recorded")
     return Repeated(
-        study.name, job.title, published.accuracy, again.accuracy, drift(published, again), again.seconds, cpu
+        study.name,
+        job.title,
+        published.accuracy,
+        again.accuracy,
+        drift(published, again),
+        loss_drift(published, again),
+        again.seconds,
+        published.versions.get("cpu", "a processor that was not recorded"),
     )
 
 
@@ -67,3 +89,12 @@ def drift(published: Run, again: Run) -> float:
         pairs += [(old[t], a) for t, a in again.curves[measure].items() if t in old]
     largest = max(abs(a - b) for a, b in pairs)
     return 0.0 if largest <= EXACT else 100 * largest
+
+
+def loss_drift(published: Run, again: Run) -> float | None:
+    """The largest difference of the training loss in any round; None if no losses were published."""
+    old, new = published.curves["loss"], again.curves["loss"]
+    if not old:
+        return None
+    largest = max((abs(old[t] - new[t]) for t in old.keys() & new.keys()), default=0.0)
+    return 0.0 if largest <= EXACT else largest
