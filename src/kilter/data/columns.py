@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from kilter.data.schema import Column, Kind, Schema
 from kilter.data.tables import Table, as_text
 from kilter.errors import Mistake
+
+STARTS_WITH_DATE = re.compile(r"\s*\d{1,4}[./-]\d{1,2}[./-]\d{1,4}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,16 +95,23 @@ def as_days(cells: pa.ChunkedArray) -> NDArray[np.float64] | None:
         return _days(cells.cast(pa.timestamp("ms", getattr(cells.type, "tz", None)), safe=False))
     if not pa.types.is_string(cells.type):
         return None
-    for form in ("seconds", "nanoseconds", "%d.%m.%Y"):
-        try:
-            if form.startswith("%"):
-                stamps = pc.strptime(cells, format=form, unit="s")
-            else:
-                stamps = cells.cast(pa.timestamp("s" if form == "seconds" else "ns"))
-        except pa.ArrowInvalid:
-            continue
-        return _days(stamps)
+    if not (len(cells) and STARTS_WITH_DATE.match(next((c.as_py() for c in cells if c.is_valid), ""))):
+        return None
+    for texts in (cells, _iso_dates(cells)):
+        for kind in (pa.timestamp("s"), pa.timestamp("ns"), pa.timestamp("s", "UTC")):
+            try:
+                return _days(texts.cast(kind))
+            except pa.ArrowInvalid:
+                continue
     return None
+
+
+def _iso_dates(cells: pa.ChunkedArray) -> pa.ChunkedArray:
+    """31.03.2024 and 2024/3/31, perhaps with a time, as 2024-03-31; everything else as it is."""
+    iso = pc.replace_substring_regex(cells, r"^(\d{1,2})\.(\d{1,2})\.(\d{4})($|[ T])", r"\3-\2-\1\4")
+    iso = pc.replace_substring_regex(iso, r"^(\d{4})/(\d{1,2})/(\d{1,2})($|[ T])", r"\1-\2-\3\4")
+    iso = pc.replace_substring_regex(iso, r"^(\d{4})-(\d)-", r"\1-0\2-")
+    return pc.replace_substring_regex(iso, r"^(\d{4}-\d{2})-(\d)($|[ T])", r"\1-0\2\3")
 
 
 def _days(stamps: pa.ChunkedArray) -> NDArray[np.float64]:
