@@ -122,3 +122,10 @@ def test_nested_columns_can_be_left_out_and_the_index_of_pandas_is_no_feature(tm
     with pytest.raises(Mistake, match=r"column 'n', holds struct.*--drop n"):
         load(tmp_path / "t.parquet")
     assert load(tmp_path / "t.parquet", table=TableOptions(drop=("n",))).schema.names == ("a",)
+
+
+def test_numbers_that_are_too_large_are_named(tmp_path):
+    with pytest.raises(Mistake, match=r"holds 1e\+300, which is too large, in .*line 2"):
+        load(write(tmp_path / "t.csv", rows(["1e300", "1"])))
+    with pytest.raises(Mistake, match=r"holds a number beyond 1e\+38"):
+        load(write(tmp_path / "u.csv", rows(["1e300", "1"])), table=TableOptions("a", task="regression"))

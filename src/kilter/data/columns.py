@@ -15,6 +15,7 @@ from kilter.data.schema import Column, Kind, Schema
 from kilter.data.tables import Table, as_text
 from kilter.errors import Mistake
 
+LARGEST = 1e38  # of numbers, which become 32-bit floats
 STARTS_WITH_DATE = re.compile(r"\s*\d{1,4}[./-]\d{1,2}[./-]\d{1,4}")
 
 
@@ -52,9 +53,12 @@ def parse_column(table: Table, name: str, text: bool = False, codes: bool = Fals
     if numbers is not None:
         if np.isnan(numbers).all():
             return Parsed("empty", numbers)
-        infinite = np.flatnonzero(np.isinf(numbers))
-        if len(infinite):
-            raise Mistake(f"Column '{name}' holds an infinite number in {table.places(infinite)}: correct it.")
+        if max(np.fmax.reduce(numbers), -np.fmin.reduce(numbers)) > LARGEST:
+            large = np.flatnonzero(np.abs(numbers) > LARGEST)
+            what = (
+                "an infinite number" if np.isinf(numbers[large[0]]) else f"{numbers[large[0]]:g}, which is too large,"
+            )
+            raise Mistake(f"Column '{name}' holds {what} in {table.places(large)}: correct it.")
         return _encode(as_text(cells), "category") if codes else Parsed("number", numbers)
     days = as_days(cells)
     if days is not None:
