@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from kilter.data import DATASETS, load, split
-from kilter.data.datasets import SOURCES, features
+from kilter.data.array_checks import features
+from kilter.data.datasets import SOURCES
 from kilter.data.files import read_npz, write_npz
 from kilter.data.holdout import hold_out
 from kilter.errors import Mistake
