@@ -38,12 +38,21 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or "can't allocate memory" in text or "out of memory" in text
 
 
+def printable(text: str) -> str:
+    """A message without characters of a user's data that would move the cursor.
+
+    >>> printable("'a\\x1b[2J' in 'd.csv'")
+    "'a?[2J' in 'd.csv'"
+    """
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
 def main() -> None:
     """Entry point. A user's mistake is one sentence and exit code 2, never a traceback."""
     try:
         app()
     except Mistake as e:
-        stderr.print(f"kilter: {e}", markup=False, soft_wrap=True)
+        stderr.print(printable(f"kilter: {e}"), markup=False, soft_wrap=True)
         sys.exit(2)
     except ModuleNotFoundError as e:
         if (e.name or "").split(".")[0] not in NETWORK_LIBRARIES:

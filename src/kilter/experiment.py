@@ -360,7 +360,7 @@ class Experiment:
     ) -> Method:
         """The method for rows of this shape."""
         facts = {"shape": shape, "classes": classes, "mean": mean, "std": std, "task": task, "target": target}
-        kind = choose_kind(self.task, task)
+        kind = choose_kind(self.task, task, classes)
         kind.check(self.loss, self.metrics)
         known = TargetFacts(classes, *target, class_weights(class_counts), names)
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from kilter.data import DATASETS, load, split
-from kilter.data.datasets import SOURCES, features
+from kilter.data.array_checks import features
+from kilter.data.datasets import SOURCES
 from kilter.data.files import read_npz, write_npz
 from kilter.data.holdout import hold_out
 from kilter.errors import Mistake
@@ -109,9 +110,9 @@ def test_images_become_channels_first_floats():
 
 
 def test_large_images_stay_bytes(monkeypatch):
-    monkeypatch.setattr("kilter.data.datasets.FLOATS", 4 * 5 * 42 - 1)
+    monkeypatch.setattr("kilter.data.array_checks.FLOATS", 4 * 5 * 42 - 1)
     assert features("t", np.zeros((5, 6, 7), dtype=np.uint8)).dtype == torch.uint8
-    monkeypatch.setattr("kilter.data.datasets.FLOATS", 4 * 5 * 42)
+    monkeypatch.setattr("kilter.data.array_checks.FLOATS", 4 * 5 * 42)
     assert features("t", np.zeros((5, 6, 7), dtype=np.uint8)).dtype == torch.float32
 
 
@@ -205,10 +206,12 @@ def test_bad_files(tmp_path, save):
         load(str(tmp_path / "flip.npz"))
     (tmp_path / "bytes.csv").write_bytes(b"a,y\n\xff\xfe,1")
     (tmp_path / "t.xls").write_text("")
+    (tmp_path / "t.doc").write_text("")
     (tmp_path / "folder").mkdir()
     for name, message in {
-        "bytes.csv": "cannot be read as a csv",
-        "t.xls": "neither .npz nor .csv",
+        "bytes.csv": "line 2, is not UTF-8 text",
+        "t.xls": "save the sheet as a CSV file",
+        "t.doc": "neither .npz nor .csv",
         "folder": "has no data.npz",
         "gone.npz": "There is no file",
     }.items():

@@ -74,9 +74,8 @@ def test_mixed_sizes_and_modes_become_one(tmp_path):
     data = load(root)
     assert data.x.shape == (14, 3, 64, 64)
     assert len(data.mean) == 3
-    assert len(data.notes) == 2
-    assert "--image-mode" in data.notes[0]
-    assert "--image-size" in data.notes[1]
+    said = ("transparent", "16 bits", "--image-mode", "--image-size")
+    assert all(word in note for word, note in zip(said, data.notes, strict=True))
     grey = load(root, table=TableOptions(image_size="4x6", image_mode="grey"))
     assert grey.x.shape == (14, 1, 4, 6)
     deep = grey.x[[at for at in range(14) if abs(float(grey.x[at].mean()) - 40_000 / 65535) < 0.01]]
@@ -267,3 +266,55 @@ def test_reading_a_mapped_file_leaves_nothing_in_memory(tmp_path):
     own = torch.arange(10)
     release(own)  # not mapped: stays as it is
     assert own.tolist() == list(range(10))
+
+
+def test_photos_are_turned_as_their_tag_says(tmp_path):
+    pixels = np.zeros((8, 16, 3), np.uint8)
+    pixels[:, :8] = 200  # light on the left; turned clockwise, on top
+    tag = Image.Exif()
+    tag[0x0112] = 6
+    for label in ("cat", "dog"):
+        for k in range(4):
+            (tmp_path / "g" / label).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(tmp_path / "g" / label / f"{k}.jpg", exif=tag)
+    x = load(tmp_path / "g").x
+    assert x.shape == (8, 3, 16, 8)
+    assert x[:, :, :7].min() > 0.7 > 0.1 > x[:, :, 9:].max()
+
+
+def test_what_decoding_leaves_out_is_said(tmp_path):
+    root = gallery(tmp_path / "g")
+    pages = [Image.new("L", (8, 8), k) for k in range(3)]
+    pages[0].save(root / "cat" / "pages.tif", save_all=True, append_images=pages[1:])
+    (root / "cat" / "scan.dcm").write_text("x")
+    notes = load(root).notes
+    assert any("1 images have several frames" in note for note in notes)
+    assert any(note.endswith("1 .dcm.") for note in notes)
+
+
+def test_grey_images_with_transparency_stay_grey(tmp_path):
+    for label in ("cat", "dog"):
+        for k in range(3):
+            (tmp_path / "g" / label).mkdir(parents=True, exist_ok=True)
+            Image.new("LA", (8, 8), (k, 255)).save(tmp_path / "g" / label / f"{k}.png")
+    data = load(tmp_path / "g")
+    assert data.x.shape == (6, 1, 8, 8)
+    assert "transparent" in data.notes[0]
+
+
+def test_folders_that_cannot_be_meant_are_refused(tmp_path):
+    for part in ("train", "test", "val"):
+        gallery(tmp_path / "parts" / part)
+    with pytest.raises(Mistake, match=r"parts/val' is a folder of validation images"):
+        load(tmp_path / "parts")
+    picture(tmp_path / "flat" / "a.png")
+    with pytest.raises(Mistake, match="in no folder of a class"):
+        load(tmp_path / "flat")
+    gallery(tmp_path / "both")
+    (tmp_path / "both" / "t.csv").write_text("a,label\n1,0\n2,1\n")
+    with pytest.raises(Mistake, match="holds tables, and images in folders"):
+        load(tmp_path / "both")
+    for part in ("train", "test"):
+        gallery(tmp_path / "own" / part)
+    with pytest.raises(Mistake, match="leave out --test-size"):
+        load(tmp_path / "own", table=TableOptions(test_size=0.5))

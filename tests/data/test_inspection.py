@@ -13,6 +13,7 @@ from kilter.data import TableOptions, load
 from kilter.data.columns import Parsed
 from kilter.data.datasets import assemble
 from kilter.data.inspection import column_auroc, find_duplicates, inspect, perceptual_hashes, two_sample_test
+from kilter.report.inspection import column_rows, page, tables
 
 
 def hospital_table(path, rows: int = 120):
@@ -111,3 +112,46 @@ def test_warnings_about_clients_and_classes(tmp_path):
     assert inspect(load(tmp_path / "t.csv", table=replace(options, test_file=""))).clients
     unseen = load(tmp_path / "t.csv", table=options)
     assert any("Clients without training rows: x, y" in text for text in inspect(unseen).warnings)
+
+
+TABLES = {
+    "regression": ("a,t\n" + "".join(f"{i % 7},{i * 1.5}\n" for i in range(60)), TableOptions("t", task="regression")),
+    "survival": (
+        "a,t,e\n" + "".join(f"{i % 7},{i * 1.5},{i % 2}\n" for i in range(60)),
+        TableOptions("t", task="survival", event="e"),
+    ),
+    "multi-label": (
+        "a,u,v\n" + "".join(f"{i % 7},{i % 3 // 2},{i % 2}\n" for i in range(60)),
+        TableOptions("u,v", task="multi-label"),
+    ),
+    "next-token": ("t\n" + "hello world\nthis is it\n" * 30, TableOptions(task="next-token", text=("t",))),
+}
+
+
+@pytest.mark.parametrize("task", TABLES)
+def test_data_of_every_task_can_be_inspected(task, tmp_path):
+    text, options = TABLES[task]
+    (tmp_path / "t.csv").write_text(text)
+    report = inspect(load(tmp_path / "t.csv", table=options))
+    assert report.task == task
+    assert report.classes == ({"u": 20, "v": 30} if task == "multi-label" else {})
+    assert all(column.auroc is None for column in report.columns)
+    assert task in page(report)
+    assert len(tables(report)) > 2
+
+
+def test_pictures_with_masks_and_built_in_numbers_can_be_inspected():
+    assert inspect(load("shapes")).classes == {"ground": 0, "circle": 61, "square": 179}
+    assert inspect(load("diabetes")).classes == {}
+
+
+def test_columns_that_are_no_measurements_are_named(tmp_path):
+    lines = [f"{9000 + i},202403{1 + i % 30:02},2024-03-{1 + i % 30:02},{i}%,{i % 5},{i % 2}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("id,admitted,day,share,ward,label\n" + "\n".join(lines))
+    report = inspect(load(tmp_path / "t.csv"))
+    text = "\n".join(report.warnings)
+    assert "`id` has another whole number in every row" in text
+    assert "`admitted` holds numbers like 20240301" in text
+    assert "No value of `share` occurs in enough training rows" in text
+    assert "ward" not in text
+    assert [row[4] for row in column_rows(report)][2] == "2024-03-01"

@@ -87,7 +87,7 @@ def test_a_series_in_npy_files_is_memory_mapped(tmp_path):
         ({"a": pa.table({**COLUMNS, "client": COLUMNS["sex"]})}, "a column 'client' of its own"),
         (
             {"a": pa.table({"u": [1], "outcome": [1]}), "b": pa.table({"u": [[1]], "outcome": [1]})},
-            "do not fit together",
+            "'b', column 'u', holds list",
         ),
     ],
 )
@@ -95,3 +95,109 @@ def test_other_objects_are_refused_in_one_sentence(data, message):
     with pytest.raises(Mistake, match=message) as caught:
         load(data, table=OUTCOME)
     assert "\n" not in str(caught.value)
+
+
+class Items(Pairs):
+    """A data set of any items."""
+
+    def __init__(self, item: object, count: int = 12) -> None:
+        super().__init__(count)
+        self.item = item
+
+    def __getitem__(self, at: int) -> object:
+        return self.item(at) if callable(self.item) else self.item
+
+
+FRAME = pa.table({"a": list(range(8)), "label": [0, 1] * 4})
+WRONG = {
+    "another column at one client": ({"n": FRAME, "s": FRAME.rename_columns(["b", "label"])}, "'s' has no column 'a'"),
+    "one more column": ({"n": FRAME, "s": FRAME.append_column("z", [[1] * 8])}, "another column, 'z'"),
+    "words at one client": (
+        {"n": FRAME, "s": FRAME.set_column(0, "a", [["w"] * 8])},
+        "'a' holds numbers in 'n' and words in 's'",
+    ),
+    "a client without rows": ({"n": FRAME, "s": FRAME[:0]}, "'s' has no rows"),
+    "a frame and an array": ({"n": FRAME, "s": np.zeros((4, 2))}, "data frame of 's' is a ndarray"),
+    "a dict as an item": (Items({"x": 1, "y": 2}), "not a pair .* but a dict"),
+    "a fraction as a label": (Items(lambda at: (torch.zeros(2), at / 10)), "not a whole number"),
+    "no label": (Items((torch.zeros(2), None)), "has the label None"),
+    "several labels": (Items((torch.zeros(2), torch.tensor([0, 1]))), "has the label array"),
+    "names and numbers": (Items(lambda at: (torch.zeros(2), [0, "a"][at % 2])), "names and numbers"),
+    "other shapes at one client": ({"a": Pairs(), "b": Pairs(shape=(3,))}, "client 'a' .* shape .* 'b'"),
+    "nothing at one client": ({"a": Pairs(), "b": Pairs(0)}, "client 'b' is empty"),
+    "rows of different lengths": ({"x": [[1, 2], [3]], "y": [0, 1]}, "'x' has rows of different lengths"),
+    "fewer labels": ((np.zeros((4, 2)), [0, 1, 0]), "4 and 3 rows"),
+    "only features": (np.zeros((4, 2)), "A ndarray is not data"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_data_in_memory_that_cannot_be_meant_is_refused(case):
+    data, message = WRONG[case]
+    with pytest.raises(Mistake, match=message) as caught:
+        load(data)
+    assert "\n" not in str(caught.value)
+
+
+def test_frames_that_pyarrow_cannot_read_are_refused_in_one_sentence():
+    pandas = pytest.importorskip("pandas")
+    for frame in (
+        pandas.DataFrame({"a": [1, "x"], "label": [0, 1]}),
+        pandas.Series([1.0]),
+        pandas.DataFrame([[1, 2]], None, ["a", "a"]),
+    ):
+        with pytest.raises(Mistake, match=r"The data frame cannot be read \("):
+            load(frame)
+
+
+def test_categoricals_and_clients_with_frames_of_two_libraries():
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    north = polars.DataFrame({"a": polars.Series(["u", "v"] * 8, dtype=polars.Categorical), "label": [0, 1] * 8})
+    south = pandas.DataFrame({"label": [0, 1] * 8, "a": pandas.Categorical(["v", "u"] * 8)})
+    data = load({"north": north, "south": south})
+    assert data.raw["a"].words == ("u", "v")
+    assert data.group_names == ("north", "south")
+
+
+def test_pairs_and_arrays_by_name_for_each_client():
+    x, y = np.random.default_rng(0).random((10, 3)), np.arange(10) % 2
+    data = load({"a": (x, y), "b": {"x": x, "y": y}})
+    assert data.group_names == ("a", "b")
+    assert torch.equal(data.x[:10], data.x[10:])
+
+
+def test_tensors_keep_their_channels_and_labels_may_be_names():
+    data = load(Items(lambda at: (torch.arange(2 * 4 * 5.0).reshape(2, 4, 5) + at, ["no", "yes"][at % 2])))
+    assert torch.equal(data.x[1], torch.arange(2 * 4 * 5.0).reshape(2, 4, 5) + 1)
+    assert data.classes == ("no", "yes")
+    colour = torch.rand(6, 3, 4, 5, requires_grad=True)
+    assert torch.equal(load((colour, [0, 1] * 3)).x, colour.detach())
+
+
+def test_options_without_effect_are_refused():
+    x, y = np.zeros((10, 3)), np.arange(10) % 2
+    for data, options in (
+        ((x, y), OUTCOME),
+        (FRAME, TableOptions(test_file="t.csv")),
+        (FRAME, TableOptions(image_size="8")),
+    ):
+        with pytest.raises(Mistake, match="leave out"):
+            load(data, table=options)
+    for data in ((x, y), FRAME):
+        with pytest.raises(Mistake, match="`client`"):
+            load(data, client=lambda at: at)
+    with pytest.raises(Mistake, match="names no client for item 0"):
+        load(Pairs(), client=lambda at: None)
+    for classes in ("01", [], ["0", "0"]):
+        with pytest.raises(Mistake, match="each once"):
+            load((x, y), classes=classes)
+
+
+def test_arrays_say_what_nothing_prepares():
+    x, y = np.full((10, 3), 5e4), 1 + np.arange(10) % 2
+    assert [note.split(":")[0] for note in load((x, y)).notes] == [
+        "No row has class 0",
+        "x has values up to 5e+04. Arrays are not standardised",
+    ]
+    assert load((x / 1e5, y - 1)).notes == ()
+    assert load((x / 1e5, y / 3), table=TableOptions(task="regression")).task == "regression"

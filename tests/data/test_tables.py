@@ -245,7 +245,8 @@ def test_files_with_different_types_of_one_column_are_joined(tmp_path):
     table(tmp_path / "h" / "a.csv", "a,b,c,label\n" + "".join(f"{i},,2024-01-0{i},{i % 2}\n" for i in range(1, 8)))
     table(tmp_path / "h" / "b.csv", "a,b,c,label\n" + "".join(f"{i}.5,{i},0{i}.01.2024,{i % 2}\n" for i in range(1, 8)))
     data = load(tmp_path / "h")
-    assert [c.kind for c in data.schema.columns] == ["number", "number", "category"]
+    assert [c.kind for c in data.schema.columns] == ["number", "number", "date"]
+    assert data.raw["c"].cells[:7].tolist() == data.raw["c"].cells[7:].tolist()
 
 
 def test_line_breaks_inside_of_quotes(tmp_path):

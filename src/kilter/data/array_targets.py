@@ -1,4 +1,4 @@
-"""The targets of arrays: classes, numbers, times with events, several labels, masks or next tokens."""
+"""The targets of arrays: classes, numbers, times with events, several labels, masks or next tokens. And the groups of rows."""
 
 from __future__ import annotations
 
@@ -62,3 +62,15 @@ def labels(name: str, y: AnyArray, class_names: AnyArray | None) -> tuple[NDArra
     if classes is None and top >= max(1000, len(y)):
         raise Mistake(f"Data '{name}': label {top} is too large to be a class number: number the classes 0, 1, 2, ....")
     return y.astype(np.int64), classes or tuple(str(c) for c in range(top + 1))
+
+
+def natural_groups(name: str, group: AnyArray, listed: AnyArray | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Group numbers and names."""
+    if group.dtype.kind not in "iuUSb":
+        raise Mistake(f"Data '{name}': groups are of type {group.dtype}: give whole numbers or names.")
+    if listed is not None and group.dtype.kind in "iu":
+        if int(group.min()) < 0 or int(group.max()) >= len(listed):
+            raise Mistake(f"Data '{name}': a group number is outside 0..{len(listed) - 1}, the range of group_names.")
+        return group.astype(np.int64), tuple(str(g) for g in listed)
+    names, numbers = np.unique(group.astype(str) if group.dtype.kind == "S" else group, return_inverse=True)
+    return numbers.astype(np.int64), tuple(str(g) for g in names.tolist())

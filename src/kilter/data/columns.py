@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,9 @@ from numpy.typing import NDArray
 from kilter.data.schema import Column, Kind, Schema
 from kilter.data.tables import Table, as_text
 from kilter.errors import Mistake
+
+LARGEST = 1e38  # of numbers, which become 32-bit floats
+STARTS_WITH_DATE = re.compile(r"\s*\d{1,4}[./-]\d{1,2}[./-]\d{1,4}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +53,12 @@ def parse_column(table: Table, name: str, text: bool = False, codes: bool = Fals
     if numbers is not None:
         if np.isnan(numbers).all():
             return Parsed("empty", numbers)
-        infinite = np.flatnonzero(np.isinf(numbers))
-        if len(infinite):
-            raise Mistake(f"Column '{name}' holds an infinite number in {table.places(infinite)}: correct it.")
+        if max(np.fmax.reduce(numbers), -np.fmin.reduce(numbers)) > LARGEST:
+            large = np.flatnonzero(np.abs(numbers) > LARGEST)
+            what = (
+                "an infinite number" if np.isinf(numbers[large[0]]) else f"{numbers[large[0]]:g}, which is too large,"
+            )
+            raise Mistake(f"Column '{name}' holds {what} in {table.places(large)}: correct it.")
         return _encode(as_text(cells), "category") if codes else Parsed("number", numbers)
     days = as_days(cells)
     if days is not None:
@@ -92,16 +99,23 @@ def as_days(cells: pa.ChunkedArray) -> NDArray[np.float64] | None:
         return _days(cells.cast(pa.timestamp("ms", getattr(cells.type, "tz", None)), safe=False))
     if not pa.types.is_string(cells.type):
         return None
-    for form in ("seconds", "nanoseconds", "%d.%m.%Y"):
-        try:
-            if form.startswith("%"):
-                stamps = pc.strptime(cells, format=form, unit="s")
-            else:
-                stamps = cells.cast(pa.timestamp("s" if form == "seconds" else "ns"))
-        except pa.ArrowInvalid:
-            continue
-        return _days(stamps)
+    if not (len(cells) and STARTS_WITH_DATE.match(next((c.as_py() for c in cells if c.is_valid), ""))):
+        return None
+    for texts in (cells, _iso_dates(cells)):
+        for kind in (pa.timestamp("s"), pa.timestamp("ns"), pa.timestamp("s", "UTC")):
+            try:
+                return _days(texts.cast(kind))
+            except pa.ArrowInvalid:
+                continue
     return None
+
+
+def _iso_dates(cells: pa.ChunkedArray) -> pa.ChunkedArray:
+    """31.03.2024 and 2024/3/31, perhaps with a time, as 2024-03-31; everything else as it is."""
+    iso = pc.replace_substring_regex(cells, r"^(\d{1,2})\.(\d{1,2})\.(\d{4})($|[ T])", r"\3-\2-\1\4")
+    iso = pc.replace_substring_regex(iso, r"^(\d{4})/(\d{1,2})/(\d{1,2})($|[ T])", r"\1-\2-\3\4")
+    iso = pc.replace_substring_regex(iso, r"^(\d{4})-(\d)-", r"\1-0\2-")
+    return pc.replace_substring_regex(iso, r"^(\d{4}-\d{2})-(\d)($|[ T])", r"\1-0\2\3")
 
 
 def _days(stamps: pa.ChunkedArray) -> NDArray[np.float64]:

@@ -12,26 +12,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kilter.data.array_checks import features, lengths, need
 from kilter.data.array_inputs import join_inputs
-from kilter.data.array_targets import array_targets
+from kilter.data.array_notes import array_notes
+from kilter.data.array_targets import array_targets, natural_groups
 from kilter.data.catalog import SOURCES, find
 from kilter.data.channel_moments import moments
 from kilter.data.columns import Columns, fit_kinds
-from kilter.data.files import AnyArray, Arrays, is_table, read
+from kilter.data.files import Arrays, is_table, read
 from kilter.data.holdout import hold_out
-from kilter.data.images import ImageFile, ImageOptions, find_images, is_image_folder, load_images
+from kilter.data.image_folders import find_images, is_image_folder, other_files
+from kilter.data.images import SUFFIXES as PICTURES
+from kilter.data.images import ImageFile, ImageOptions, load_images
 from kilter.data.objects import ClientOf, as_arrays, as_table
 from kilter.data.own_table import OwnTable, divide_table, image_column, listed_images, open_table
 from kilter.data.preparation import PlainInput, Preparation, fit_whole
 from kilter.data.saved import PREFIX, fetch_rows, is_saved, read_saved
-from kilter.data.schema import Schema
+from kilter.data.schema import Schema, check_classes
 from kilter.data.statistics import summarise
 from kilter.data.table_file import SUFFIXES
-from kilter.data.tables import Table, TableOptions, check_dropped
+from kilter.data.tables import TableOptions, other_tables, without
 from kilter.data.targets import TASKS, next_tokens
 from kilter.errors import Mistake, unknown
 
-FLOATS = 2**30  # arrays of images of at most this many bytes are stored as float32 instead of uint8
 SMALL = 2**26  # likewise, of a user's image files; larger sets stay in a memory-mapped file
 
 
@@ -142,7 +145,7 @@ def load(
     in its place is applied as it is; otherwise it is fitted on the training rows, or, with `prepare=False`, left to whoever
     divides the rows among clients.
     """
-    listed = None if classes is None else tuple(classes)
+    listed = None if classes is None else check_classes(classes)
     options = table or TableOptions()
     if not isinstance(name, str | Path):
         return from_object(name, options, schema, listed, prepare, client)
@@ -155,30 +158,64 @@ def load(
         return assemble(text, source.prepare(source.make() if source.make else find(text, source, cache)), task)
     path = Path(text).expanduser()
     if text.startswith(PREFIX) or is_saved(path):
-        rows, whole = fetch_rows(text.removeprefix(PREFIX)) if text.startswith(PREFIX) else read_saved(path)
-        rows, whole = _without(rows, options.drop), _without(whole, options.drop)
-        own = divide_table(rows, whole, options, structure(schema), listed)
-        return from_table(path.stem, own, schema if isinstance(schema, Preparation) else None, prepare)
+        return _from_saved(text, path, options, schema, listed, prepare)
     if is_table(path):
-        rows, whole = open_table(path, options)
-        if column := image_column(rows):
-            return from_images(path.stem, listed_images(rows, whole, column, options), options, listed)
-        _refuse(text, "numbers and words, not images", {"image_size", "image_mode"} & set(options.chosen()))
-        own = divide_table(rows, whole, options, structure(schema), listed)
-        return from_table(path.stem, own, schema if isinstance(schema, Preparation) else None, prepare)
+        return _from_table_files(text, path, options, schema, listed, prepare)
     if is_image_folder(path):
-        _refuse(text, "images, not a table", set(options.chosen()) - {"image_size", "image_mode", "test_size"})
-        return from_images(path.stem, find_images(path), options, listed)
-    if path.suffix in (".npz", *SUFFIXES) or path.exists() or os.sep in text:
-        _refuse(text, "arrays, not a table", set(options.chosen()) if path.exists() else set())
-        return assemble(path.stem, _with_classes(read(path), listed), options.task)
+        unused = set(options.chosen()) - {"image_size", "image_mode", "test_size"}
+        _refuse(text, "images, not a table", unused | ({"schema"} if schema else set()))
+        images = from_images(path.stem, find_images(path), options, listed)
+        return replace(images, notes=(*images.notes, *other_files(path)))
+    if path.is_dir() and any(file.suffix.lower() in PICTURES for file in path.iterdir()):
+        raise Mistake(f"'{text}' holds images that are in no folder of a class: put them into class/ or client/class/.")
+    if path.suffix.lower() in (".npz", *SUFFIXES) or path.exists() or os.sep in text:
+        unused = set(options.chosen()) | ({"schema"} if schema else set())
+        _refuse(text, "arrays, not a table", unused if path.exists() else set())
+        return own_arrays(path.stem, _with_classes(read(path), listed), options.task)
     raise unknown("data set", text, SOURCES)
+
+
+def _from_saved(
+    text: str,
+    path: Path,
+    options: TableOptions,
+    schema: Schema | Preparation | None,
+    classes: tuple[str, ...] | None,
+    prepare: bool,
+) -> Dataset:
+    rows, whole = fetch_rows(text.removeprefix(PREFIX)) if text.startswith(PREFIX) else read_saved(path)
+    _refuse(text, "a saved data set, not files", {"test_file", "image_size", "image_mode"} & set(options.chosen()))
+    if len(whole) > len(rows) and options.test_size:
+        raise Mistake(f"'{text}' has test rows of its own: leave out --test-size.")
+    rows, whole = without(rows, options.drop), without(whole, options.drop)
+    own = divide_table(rows, whole, options, structure(schema), classes)
+    return from_table(path.stem, own, schema if isinstance(schema, Preparation) else None, prepare)
+
+
+def _from_table_files(
+    text: str,
+    path: Path,
+    options: TableOptions,
+    schema: Schema | Preparation | None,
+    classes: tuple[str, ...] | None,
+    prepare: bool,
+) -> Dataset:
+    rows, whole = open_table(path, options)
+    if column := image_column(rows):
+        return from_images(path.stem, listed_images(rows, whole, column, options), options, classes)
+    _refuse(text, "numbers and words, not images", {"image_size", "image_mode"} & set(options.chosen()))
+    if is_image_folder(path):
+        raise Mistake(f"'{text}' holds tables, and images in folders: keep one kind, or give the path of the table.")
+    own = divide_table(rows, whole, options, structure(schema), classes)
+    own = replace(own, notes=(*own.notes, *other_tables(path)))
+    return from_table(path.stem, own, schema if isinstance(schema, Preparation) else None, prepare)
 
 
 def _refuse(source: str, what: str, options: set[str]) -> None:
     """Refuse options that would have no effect on such data."""
     if options:
-        raise Mistake(f"'{source}' holds {what}: leave out {', '.join(sorted(options))}.")
+        name = source if source == "The object" else f"'{source}'"
+        raise Mistake(f"{name} holds {what}: leave out {', '.join(sorted(options))}.")
 
 
 def structure(schema: Schema | Preparation | None) -> Schema | None:
@@ -195,18 +232,18 @@ def from_object(
     client: ClientOf | None,
 ) -> Dataset:
     """A Dataset from something in memory."""
-    table = as_table(data)
+    table = as_table(data, options.drop)
+    chosen = set(options.chosen())
     if table is None:
-        return assemble("arrays", _with_classes(as_arrays(data, client), classes))
+        arrays = as_arrays(data, client)
+        _refuse("The object", "arrays, not a table", chosen | ({"schema"} if schema else set()))
+        return own_arrays("arrays", _with_classes(arrays, classes), options.task)
+    if client is not None:
+        raise Mistake("`client` is for torch Datasets: name the column of the clients with TableOptions(client=...).")
+    _refuse("The object", "a table in memory", {"test_file", "image_size", "image_mode"} & chosen)
     options = replace(options, client=options.client or ("client" if isinstance(data, Mapping) else ""))
-    rows = _without(table, options.drop)
-    own = divide_table(rows, rows, options, structure(schema), classes)
+    own = divide_table(table, table, options, structure(schema), classes)
     return from_table("frame", own, schema if isinstance(schema, Preparation) else None, prepare)
-
-
-def _without(table: Table, columns: tuple[str, ...]) -> Table:
-    check_dropped(table.name, columns, table.columns)
-    return replace(table, columns={name: column for name, column in table.columns.items() if name not in columns})
 
 
 def _with_classes(arrays: Arrays, classes: tuple[str, ...] | None) -> Arrays:
@@ -229,6 +266,7 @@ def from_table(name: str, table: OwnTable, preparation: Preparation | None, prep
         strata=None if table.strata is None else torch.from_numpy(table.strata),
         raw=table.raw,
         client_source=table.client,
+        notes=table.notes,
     )
     if preparation is None and prepare:
         preparation = fit_whole(table.raw, table.schema, table.train)
@@ -261,6 +299,15 @@ def from_images(name: str, files: list[ImageFile], options: TableOptions, classe
 
 
 # From arrays to a Dataset ---------------------------------------------------------------------------------------------
+
+
+def own_arrays(name: str, arrays: Arrays, task: str) -> Dataset:
+    """A Dataset from a user's arrays."""
+    dataset = assemble(name, arrays, task)
+    labels = arrays.get("y", arrays.get("y_train"))
+    numbered = task == "" and "classes" not in arrays and labels is not None and labels.dtype.kind in "iufb"
+    notes = array_notes(dataset.x, dataset.y, len(dataset.classes) if numbered and not dataset.arrays else 0, task)
+    return replace(dataset, notes=(*dataset.notes, *notes))
 
 
 def assemble(name: str, arrays: Arrays, task: str = "") -> Dataset:
@@ -315,63 +362,3 @@ def assemble(name: str, arrays: Arrays, task: str = "") -> Dataset:
         strata=torch.from_numpy(targets.strata) if task in (*TASKS, "segmentation") else None,
         arrays=inputs,
     )
-
-
-def need(name: str, arrays: Arrays, *keys: str) -> None:
-    """Check that these arrays exist and are not empty."""
-    for key in keys:
-        if key not in arrays:
-            has = ", ".join(sorted(arrays)) or "nothing"
-            raise Mistake(
-                f"Data '{name}' has no array '{key}' (it has {has}): give x_train, y_train, x_test, y_test, or x, y."
-            )
-        if arrays[key].ndim == 0 or arrays[key].size == 0:
-            raise Mistake(f"Data '{name}': array '{key}' is empty: it needs at least one row.")
-
-
-def lengths(name: str, arrays: Arrays, *pairs: str, flat: bool = True) -> None:
-    """Check that columns that belong together have the same length. Groups, and with `flat` also y, have one dimension."""
-    for pair in pairs:
-        x, other = pair.split()
-        if arrays[other].shape[:1] != arrays[x].shape[:1] or (
-            other[0] != "x" and arrays[other].ndim != 1 and (flat or other[0] != "y")
-        ):
-            raise Mistake(
-                f"Data '{name}': '{x}' has {len(arrays[x])} rows and '{other}' has shape {arrays[other].shape}: "
-                "give one entry for each row."
-            )
-
-
-def natural_groups(name: str, group: AnyArray, listed: AnyArray | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Group numbers and names."""
-    if group.dtype.kind not in "iuUSb":
-        raise Mistake(f"Data '{name}': groups are of type {group.dtype}: give whole numbers or names.")
-    if listed is not None and group.dtype.kind in "iu":
-        if int(group.min()) < 0 or int(group.max()) >= len(listed):
-            raise Mistake(f"Data '{name}': a group number is outside 0..{len(listed) - 1}, the range of group_names.")
-        return group.astype(np.int64), tuple(str(g) for g in listed)
-    names, numbers = np.unique(group.astype(str) if group.dtype.kind == "S" else group, return_inverse=True)
-    return numbers.astype(np.int64), tuple(str(g) for g in names.tolist())
-
-
-def features(name: str, x: AnyArray) -> Tensor:
-    """(N, F) float tables, or (N, C, H, W) images. Bytes become floats in 0..1 if the images fit in FLOATS."""
-    if x.dtype.kind not in "iufb" or not 2 <= x.ndim <= 4 or x.size == 0:
-        raise Mistake(
-            f"Data '{name}': x has type {x.dtype} and shape {x.shape}: give numbers, (N, F), (N, H, W) or (N, H, W, C)."
-        )
-    if x.ndim == 3:
-        x = x[:, None]
-    elif x.ndim == 4 and (x.shape[3] in (1, 3) or x.shape[1] not in (1, 3)):
-        x = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
-    if x.dtype == np.uint8 and x.ndim == 4:
-        images = torch.from_numpy(x)
-        return images.float().div_(255) if 4 * images.numel() <= FLOATS else images
-    table = torch.from_numpy(x.astype(np.float32, copy=False))
-    bad = torch.cat([~part.isfinite().flatten(1).all(1) for part in table.split(65_536)])
-    if bad.any():
-        raise Mistake(
-            f"Data '{name}': x has NaN or infinite values in {int(bad.sum())} of {len(bad)} rows, "
-            f"first in row {int(bad.nonzero()[0])}: fill in or remove them."
-        )
-    return table

@@ -6,6 +6,11 @@ from kilter.data.preparation import Preparation
 from kilter.data.schema import MINIMUM, quoted
 
 
+def only_other(preparation: Preparation) -> list[str]:
+    """Categories in which every value counts as "other", so that the column says nothing."""
+    return [f.column.name for f in preparation.columns if f.column.kind == "category" and not f.values]
+
+
 def explain(preparation: Preparation, client_source: str) -> list[str]:
     """What happens to the columns of a table, in plain words, and how to change it."""
     by_kind: dict[str, list[str]] = {}
@@ -34,6 +39,10 @@ def explain(preparation: Preparation, client_source: str) -> list[str]:
         lines.append(f"Time series: {', '.join(series)} ({steps} steps; other columns are the same at every step).")
     for kind, names in by_kind.items():
         lines.append(f"{titles[kind]}: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''} ({treatment[kind]}).")
+    if rare := only_other(preparation):
+        lines.append(
+            f"No value of {', '.join(rare[:8])} occurs in {least} training rows of a client: all count as 'other'."
+        )
     lines.append("Change the preparation with --prepare, such as fill=median,clip=0.01; leave columns out with --drop.")
     if client_source:
         lines.append(f"Clients are named by {client_source}.")

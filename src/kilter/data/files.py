@@ -19,6 +19,14 @@ from kilter.errors import Mistake
 AnyArray = NDArray[Any]
 Arrays = dict[str, AnyArray]  # "x_train", "y_train", "x_test", "y_test" or "x", "y"; "group..."; "classes"
 GROUP = "group"
+ADVICE = {
+    **dict.fromkeys((".zip", ".gz", ".bz2", ".xz", ".zst", ".tar", ".tgz", ".7z"), "unpack it first"),
+    **dict.fromkeys((".xls", ".xlsx", ".xlsm", ".ods"), "save the sheet as a CSV file"),
+    ".npy": "put the features into x.npy and the labels into y.npy, and give the path of their folder",
+    ".txt": "name it .csv if it is a table",
+    ".json": "save the data as a .csv or .parquet file",
+    ".feather": "save the data as a .parquet file",
+}
 
 
 def is_table(path: Path) -> bool:
@@ -37,8 +45,10 @@ def read(path: Path) -> Arrays:
         raise Mistake(
             f"There is no file '{path}': give the path of a .csv, .tsv, .parquet or .npz file, or of a folder with some."
         )
-    if path.suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         return read_npz(path)
+    if path.suffix.lower() in ADVICE:
+        raise Mistake(f"'{path}' cannot be read as it is: {ADVICE[path.suffix.lower()]}.")
     raise Mistake(f"'{path}' is neither .npz nor .csv, .tsv or .parquet: save the data in one of these.")
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from kilter.data.channel_moments import LARGE, channel_sums
 from kilter.data.files import AnyArray
@@ -32,12 +32,14 @@ from kilter.data.volumes import is_volume, read_volume
 from kilter.errors import Mistake
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-TRAIN, TEST = ("train", "training"), ("test", "testing")
+GREY = {"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "F"}  # modes of Pillow
+PHOTOS = ("JPEG", "MPO", "WEBP")  # formats of cameras
+ORIENTATION = 0x0112  # the tag of a photo that says how to turn it
 DEFAULT_SIZE = 64  # for images of different sizes
 LARGEST_SIZE = 256  # larger images are resized to DEFAULT_LARGE
 DEFAULT_LARGE = 224
 HEADERS = 5_000  # images whose size and mode are looked at before decoding
-FORMAT = 2  # of the cache
+FORMAT = 3  # of the cache; changes with what decoding does
 AHEAD = 128  # images decoded before they are written
 
 
@@ -79,44 +81,6 @@ class ImageSet:
 
 def is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES or is_volume(path)
-
-
-def is_image_folder(path: Path) -> bool:
-    """Whether this is a folder with images in folders of its own."""
-    if not path.is_dir():
-        return False
-    return any(is_image(Path(name)) for folder, _, names in os.walk(path) if Path(folder) != path for name in names)
-
-
-# Which images there are -----------------------------------------------------------------------------------------------
-
-
-def find_images(root: Path) -> list[ImageFile]:
-    """The images of a folder. The innermost folder is the class; one around it, the client; train and test may be anywhere."""
-    files = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        parts = Path(folder).relative_to(root).parts
-        marks = [part.lower() for part in parts if part.lower() in TRAIN + TEST]
-        levels = [part for part in parts if part.lower() not in TRAIN + TEST]
-        part = "" if not marks else "train" if marks[0] in TRAIN else "test"
-        for name in sorted(names):
-            path = Path(folder) / name
-            if not is_image(path) or name.startswith("."):
-                continue
-            if not 1 <= len(levels) <= 2 or len(marks) > 1:
-                raise Mistake(
-                    f"'{path}' is in {len(levels)} folders: put images into class/ or client/class/ (with train/ and test/ "
-                    "around or inside, if you like)."
-                )
-            files.append(ImageFile(path, levels[-1], levels[0] if len(levels) == 2 else "", part))
-    with_client = next((f for f in files if f.client), None)
-    without = next((f for f in files if not f.client), None)
-    if with_client and without:
-        raise Mistake(
-            f"'{with_client.path}' has a folder for its client and '{without.path}' has none: use class/ or client/class/ for all."
-        )
-    return files
 
 
 def from_rows(paths: Sequence[str], labels: Sequence[str], clients: Sequence[str], folder: Path) -> list[ImageFile]:
@@ -180,12 +144,16 @@ def _divide(
     parts = np.array([f.part for f in files])
     if (parts == "").all():
         return hold_out_share(y, groups, options.test_size) if options.test_size else hold_out(y, groups)
+    if options.test_size and (parts != "").any():
+        raise Mistake(f"'{name}' has test rows of its own: leave out --test-size.")
     if (parts == "").any() or not {"train", "test"} <= set(parts.tolist()):
         raise Mistake(f"'{name}' needs images in folders train and test, or neither of the two.")
     train, test = np.flatnonzero(parts == "train"), np.flatnonzero(parts == "test")
     untrained = sorted({f.label for f in files if f.part == "test"} - {f.label for f in files if f.part == "train"})
     if untrained:
-        raise Mistake(f"The test images of '{name}' have the class {quoted(untrained)}, which no training image has.")
+        raise Mistake(
+            f"The test images of '{name}' have the class {quoted(untrained)}, which no training image has: move some."
+        )
     return train, test
 
 
@@ -193,15 +161,18 @@ def choose_format(files: Sequence[ImageFile], options: ImageOptions, notes: list
     """(Height, width) and the mode of Pillow, from the options or from the headers of the images."""
     sizes: set[tuple[int, int]] = set()
     modes: set[str] = set()
+    frames = 0  # images with several
     looked_at = np.unique(np.linspace(0, len(files) - 1, min(len(files), HEADERS)).astype(int))
     for at in map(int, looked_at):
         try:
             with Image.open(files[at].path) as image:
-                sizes.add((image.height, image.width))
+                sizes.add(_size(image))
                 modes.add(image.mode)
+                frames += getattr(image, "is_animated", False)
         except Exception:  # a damaged file, which decoding names
             continue
-    mode = {"grey": "L", "rgb": "RGB"}.get(options.mode) or ("L" if modes <= {"1", "L", "I", "I;16", "F"} else "RGB")
+    mode = {"grey": "L", "rgb": "RGB"}.get(options.mode) or ("L" if modes <= GREY else "RGB")
+    notes += _losses(modes, frames)
     if len(modes) > 1 and not options.mode:
         shown = "grey" if mode == "L" else "RGB"
         notes.append(
@@ -215,6 +186,34 @@ def choose_format(files: Sequence[ImageFile], options: ImageOptions, notes: list
     what = "different sizes" if len(sizes) != 1 else "{}x{} pixels".format(*next(iter(sizes)))
     notes.append(f"Images have {what}: all become {side}x{side}. Change it with --image-size.")
     return (side, side), mode
+
+
+def _size(image: Image.Image) -> tuple[int, int]:
+    """(Height, width) of an image as a viewer shows it: cameras store some lying on their side."""
+    return (image.width, image.height) if _turn(image) >= 5 else (image.height, image.width)
+
+
+def _turn(image: Image.Image) -> int:
+    """How a photo has to be turned: 1, not at all; from 5 on, width and height change places."""
+    return int(image.getexif().get(ORIENTATION, 1)) if image.format in PHOTOS else 1
+
+
+def _losses(modes: set[str], frames: int) -> list[str]:
+    """What decoding leaves out, in plain words."""
+    notes = []
+    if modes & {"RGBA", "LA", "PA", "RGBa", "La"}:
+        notes.append("Some images are transparent: what is not opaque shows the colour that is stored there.")
+    if any(mode.startswith("I") for mode in modes):
+        notes.append("Some images have 16 bits: 0 to 65535 become 0 to 255. Save .npy volumes to keep all of them.")
+    if "F" in modes:
+        notes.append(
+            "Some images hold decimal numbers: each is divided by its largest. Save .npy volumes to keep them."
+        )
+    if frames:
+        notes.append(
+            f"{frames} images have several frames or pages: only the first is read. Save .npy volumes to keep all."
+        )
+    return notes
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -232,12 +231,14 @@ def decode(path: Path, size: tuple[int, int], mode: str) -> AnyArray:
     with Image.open(path) as image:
         if image.format == "JPEG" and (image.mode != mode or image.width >= 4 * size[1]):
             image.draft(mode, (2 * size[1], 2 * size[0]))  # decodes at a fraction of the size where that is enough
-        if image.mode in ("I", "I;16", "F"):
+        if image.mode == "F" or image.mode.startswith("I"):
             pixels = np.asarray(image, dtype=np.float64)
             top = 65535.0 if image.mode.startswith("I") else max(float(pixels.max()), 1e-12)
             loaded = Image.fromarray((pixels.clip(0, top) * (255 / top)).astype(np.uint8)).convert(mode)
         else:
             loaded = image.convert(mode)
+        if _turn(image) != 1:
+            loaded = ImageOps.exif_transpose(loaded)
         if (loaded.height, loaded.width) != size:
             loaded = loaded.resize((size[1], size[0]), Image.Resampling.BILINEAR)
         pixels = np.asarray(loaded)
@@ -256,7 +257,8 @@ def _try(path: Path, size: tuple[int, int], mode: str) -> Decoded:
     except Mistake:
         raise
     except Exception as error:  # Pillow raises many kinds for damaged files
-        return (str(error).splitlines() or [""])[0].replace(str(path), "it")[:100] or type(error).__name__, None
+        reason = (str(error).splitlines() or [""])[0].replace(f" {str(path)!r}", "").replace(str(path), "it")
+        return reason[:100] or type(error).__name__, None
 
 
 Skipped = list[tuple[str, str]]  # path and reason

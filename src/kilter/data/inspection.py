@@ -19,7 +19,9 @@ from sklearn.model_selection import cross_val_predict
 from kilter.core import as_float
 from kilter.data.columns import Parsed
 from kilter.data.datasets import Dataset
+from kilter.data.explain import only_other
 from kilter.data.mapped import release
+from kilter.data.preparation import Preparation
 from kilter.data.skew import Skew, measure
 from kilter.data.split import Split, split
 
@@ -81,12 +83,13 @@ class Inspection:
     shape: tuple[int, ...]
     train: int
     test: int
-    classes: dict[str, int]  # rows of each class
+    classes: dict[str, int]  # rows of each class or label; empty where the target is none
     columns: list[ColumnReport]
     clients: list[ClientOverview]
     skew: dict[str, float | int | None]  # empty if the data names no clients
     duplicates: Duplicates
     warnings: list[str]
+    task: str = ""  # what the target is, where it is not a class
 
     def plain(self) -> dict[str, object]:
         """As JSON."""
@@ -99,21 +102,31 @@ def inspect(dataset: Dataset) -> Inspection:
     columns = inspect_columns(dataset)
     clients, skew = ([], None) if parts is None else inspect_clients(parts)
     duplicates = find_duplicates(dataset)
-    counts = np.bincount(dataset.y.numpy(), minlength=len(dataset.classes))
     report = Inspection(
         name=dataset.name,
         shape=tuple(dataset.x.shape[1:]),
         train=len(dataset.train),
         test=len(dataset.test),
-        classes=dict(zip(dataset.classes, counts.tolist(), strict=True)),
+        classes=count_classes(dataset),
         columns=columns,
         clients=clients,
         skew={} if skew is None else {k: v for k, v in asdict(skew).items() if k != "clients"},
         duplicates=duplicates,
         warnings=[],
+        task=dataset.task,
     )
     report.warnings.extend([*dataset.notes, *find_warnings(report, dataset)])
     return report
+
+
+def count_classes(dataset: Dataset) -> dict[str, int]:
+    """Rows of each class; rows that have each label; images in which a class is the largest. Numbers have none."""
+    if dataset.task in ("regression", "survival", "next-token"):
+        return {}
+    if dataset.task == "multi-label":
+        return dict(zip(dataset.classes, dataset.y.sum(0).long().tolist(), strict=True))
+    counts = np.bincount(dataset.labels.numpy(), minlength=len(dataset.label_names))
+    return dict(zip(dataset.label_names, counts.tolist(), strict=True))
 
 
 def _enough(dataset: Dataset) -> bool:
@@ -129,16 +142,17 @@ def inspect_columns(dataset: Dataset) -> list[ColumnReport]:
     """The columns of a table; none for other data."""
     if dataset.raw is None:
         return []
-    y, train = dataset.y.numpy(), dataset.train.numpy()
+    y, train = dataset.y.numpy() if dataset.strata is None else None, dataset.train.numpy()
     return [inspect_column(name, parsed, y, train) for name, parsed in dataset.raw.items()]
 
 
-def inspect_column(name: str, parsed: Parsed, y: Codes, train: Codes) -> ColumnReport:
+def inspect_column(name: str, parsed: Parsed, y: Codes | None, train: Codes) -> ColumnReport:
+    """Describe one column; without classes `y`, not how well it separates them."""
     cells = parsed.cells
     known = cells >= 0 if parsed.words else np.isfinite(cells)
     gaps = 1 - float(known.mean())
     distinct = len(np.unique(cells[known]))
-    auroc = None if parsed.kind in ("empty", "text") else column_auroc(parsed, y, train)
+    auroc = None if y is None or parsed.kind in ("empty", "text") else column_auroc(parsed, y, train)
     if parsed.kind not in ("number", "date") or not known.any():
         return ColumnReport(name, parsed.kind, gaps, distinct, auroc=auroc)
     numbers = cells[known]
@@ -306,8 +320,14 @@ def find_warnings(report: Inspection, dataset: Dataset) -> list[str]:
             messages.append(f"`{column.name}` has {what}: leave it out (--drop {column.name}).")
         elif column.gaps > GAPS:
             messages.append(f"`{column.name}` is empty in {column.gaps:.0%} of the rows.")
-    trained = Counter(dataset.y[dataset.train].tolist())
-    for number, name in enumerate(dataset.classes):
+    for name in only_other(dataset.preparation) if isinstance(dataset.preparation, Preparation) else ():
+        messages.append(f"No value of `{name}` occurs in enough training rows: all count as 'other'.")
+    for name, parsed in (dataset.raw or {}).items():
+        is_target = dataset.schema is not None and name in {c.name for c in dataset.schema.targets}
+        if parsed.kind == "number" and not is_target and name in {c.name for c in report.columns if c.distinct > 1}:
+            messages += _number_warnings(name, parsed.cells)
+    trained = Counter(dataset.labels[dataset.train].tolist())
+    for number, name in enumerate(dataset.classes if dataset.strata is None else ()):
         if trained[number] == 0:
             messages.append(f"Nobody has training rows of class '{name}'.")
         elif trained[number] < FEW_ROWS:
@@ -329,6 +349,19 @@ def find_warnings(report: Inspection, dataset: Dataset) -> list[str]:
     if copies.clients:
         messages.append(f"{copies.clients} rows occur at several clients.")
     return messages
+
+
+def _number_warnings(name: str, cells: Codes | NDArray[np.int32] | NDArray[np.float64]) -> list[str]:
+    """Whole numbers that are no measurements: dates without separators, and numbers of rows."""
+    numbers = cells[np.isfinite(cells)]
+    if (numbers != np.floor(numbers)).any():
+        return []
+    month, day = numbers // 100 % 100, numbers % 100
+    if ((numbers > 1900_00_00) & (numbers < 2100_00_00) & (month > 0) & (month < 13) & (day > 0) & (day < 32)).all():
+        return [f"`{name}` holds numbers like {numbers[0]:.0f}: write them as 2024-03-31 if they are dates."]
+    if len(numbers) >= FEW_ROWS and len(np.unique(numbers)) == len(cells):
+        return [f"`{name}` has another whole number in every row: leave it out if it numbers them (--drop {name})."]
+    return []
 
 
 def _client_warnings(clients: Sequence[ClientOverview]) -> list[str]:

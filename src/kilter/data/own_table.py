@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from kilter.data.column_checks import alike, check_same_kind, check_words
 from kilter.data.columns import Parsed, as_numbers, fit_kinds, infer, parse_column
 from kilter.data.holdout import Index, hold_out, hold_out_share
 from kilter.data.images import ImageFile, from_rows, is_image
 from kilter.data.prepare_settings import is_decimal, parse_prepare, prepared_differently
-from kilter.data.schema import Column, Schema, class_order, quoted, with_series
+from kilter.data.schema import Column, Schema, class_order, is_label, quoted, with_series
 from kilter.data.statistics import TOKEN
 from kilter.data.tables import Table, TableOptions, read_table, table_files
 from kilter.data.targets import SEQUENCE, TASKS, names_of, read_targets
@@ -23,7 +24,6 @@ from kilter.errors import Mistake, unknown
 LABELS, CLIENTS = ("label", "y"), ("client", "group")  # columns that are recognised by name
 PATHS = ("path", "image", "file", "filename")  # likewise, of images
 MOST_CLASSES = 100
-MOST_CATEGORIES = 100  # a column of words with more different values is free text
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +39,7 @@ class OwnTable:
     schema: Schema
     client: str  # where the clients come from; empty: the table names none
     strata: Index | None = None  # a small class of each row, where the target is none
+    notes: tuple[str, ...] = ()  # what may be wrong, for the first lines of a run
 
 
 def open_table(path: Path, options: TableOptions) -> tuple[Table, Table]:
@@ -47,6 +48,8 @@ def open_table(path: Path, options: TableOptions) -> tuple[Table, Table]:
     if not files:
         raise Mistake(f"Folder '{path}' has no tables (.csv, .tsv, .parquet): put one file per client there.")
     apart = options.test_file or (str(test_file) if test_file else "")
+    if apart and options.test_size:
+        raise Mistake(f"The test rows are those of '{apart}': leave out --test-size.")
     if not apart:
         table = read_table(files, options.drop)
         return table, table
@@ -149,7 +152,8 @@ def _finish(table: Table, whole: Table, options: TableOptions, schema: Schema | 
     source = f"column '{divided.client}'" if divided.client else "files" if groups is not None else ""
     strata = divided.strata if divided.task else None
     raw |= divided.raw
-    return OwnTable(raw, divided.y, train, test, groups, group_names, schema or own, source, strata)
+    notes = (*(() if divided.task else alike("classes", divided.classes)), *alike("clients", group_names))
+    return OwnTable(raw, divided.y, train, test, groups, group_names, schema or own, source, strata, notes)
 
 
 def parse_features(
@@ -163,12 +167,16 @@ def parse_features(
         if name not in features:
             raise unknown(f"column for --text in '{table.name}'", name, features)
     raw: dict[str, Parsed] = {}
+    declared = {*options.categories, *(c.name for c in (schema.columns if schema else ()) if c.kind == "category")}
     for name in features:
         raw[name] = parse_column(table, name, name in texts, name in options.categories)
+        if raw[name].kind == "category":
+            if len(table.files) > 1 and name not in declared:
+                check_same_kind(table, name)
+            check_words(table, name, raw[name], name in declared)
         del table.columns[name]  # frees its memory
         if raw[name].kind == "text" and options.tokenizer:
             raw[name] = tokenise(raw[name], options.tokenizer, name in numbered)
-        _refuse_free_text(table, name, raw[name])
     return fit_kinds(raw, schema) if schema else raw
 
 
@@ -237,6 +245,8 @@ def listed_images(table: Table, whole: Table, column: str, options: TableOptions
 def encode(table: Table, column: str, what: str) -> tuple[list[str], Index]:
     """The different names in a column without gaps, and the place of each row's name among them."""
     cells = table.columns[column]
+    if len(table.files) > 1 and what == "label":
+        check_same_kind(table, column)
     numbers = as_numbers(cells, False)
     gaps = np.flatnonzero(cells.is_null().to_numpy() if numbers is None else np.isnan(numbers))
     if len(gaps):
@@ -247,6 +257,10 @@ def encode(table: Table, column: str, what: str) -> tuple[list[str], Index]:
         values, places = np.unique(numbers.astype(np.int64), return_inverse=True)
         return [str(value) for value in values], places.astype(np.int64)
     parsed = parse_column(table, column, text=True)
+    if what != "image" and not all(map(is_label, parsed.words)):
+        raise Mistake(
+            f"Column '{column}' of '{table.name}' holds a {what} that is longer than 200 characters or not printable: shorten it."
+        )
     order = sorted(range(len(parsed.words)), key=lambda at: parsed.words[at])
     rank = np.argsort(order)
     return [parsed.words[at] for at in order], rank[parsed.cells].astype(np.int64)
@@ -304,24 +318,6 @@ def _clients(table: Table, column: str, files: tuple[Path, ...]) -> tuple[Index 
 
 
 # Text -----------------------------------------------------------------------------------------------------------------
-
-
-def _refuse_free_text(table: Table, name: str, parsed: Parsed) -> None:
-    if parsed.kind != "category" or len(parsed.words) <= MOST_CATEGORIES:
-        return
-    numeric = np.array([is_decimal(word.replace(",", ".")) for word in parsed.words])
-    is_word = np.append(~numeric, False)[parsed.cells]  # -1, a gap, is the last place
-    others = np.flatnonzero(is_word)
-    if 0 < len(others) < int((parsed.cells >= 0).sum()) - len(others):
-        row = int(others[0])
-        raise Mistake(
-            f"Column '{name}' holds '{parsed.words[parsed.cells[row]]}' in {table.place(row)}, and most other cells are "
-            f"numbers: correct it, empty it, or leave the column out (--drop {name})."
-        )
-    raise Mistake(
-        f"Column '{name}' of '{table.name}' holds {len(parsed.words)} different words, too many for categories: "
-        f"leave it out (--drop {name}), or use it as text (--text {name})."
-    )
 
 
 def tokenizer_digest(path: str) -> str:

@@ -247,6 +247,13 @@ def quoted(names: Sequence[str], most: int = 5) -> str:
     return some if len(names) <= most else f"{some} and {len(names) - most} more"
 
 
+def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
+    """The classes that a user lists: at least one, each once."""
+    if isinstance(classes, str) or not classes or len(set(classes)) < len(classes):
+        raise Mistake(f"classes are {classes!r}: list the names of all classes, each once.")
+    return tuple(classes)
+
+
 def class_order(labels: Sequence[str]) -> tuple[str, ...]:
     """The different labels in order: as numbers if all are whole numbers, else by name."""
     distinct = sorted(set(labels))

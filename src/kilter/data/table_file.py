@@ -16,13 +16,17 @@ from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
 from kilter.data.growing_column import GrowingColumn
+from kilter.data.schema import is_label
 from kilter.errors import Mistake
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 GAPS = ("", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None", "?")
 SEPARATORS = ",;\t|"
+SAMPLE = 1000  # lines that tell how numbers are written
 BLOCK = 2**25  # bytes of a CSV file that are parsed at a time
 NOT_SPACE = re.compile(rb"\S")
+INDEX = "__index_level_"  # of columns in which pandas keeps the index of a frame
+NUMBER = re.compile(r"\s*[-+]?(\d+[.,]?\d*|[.,]\d+)(e[-+]?\d+)?\s*$", re.IGNORECASE)
 BOM = b"\xef\xbb\xbf"
 DECIMAL_COMMA, DECIMAL_POINT = re.compile(r"^\s*-?\d+,\d+\s*$"), re.compile(r"^\s*-?\d+\.\d+\s*$")
 csv.field_size_limit(2**30)  # characters in a cell; the module's own limit, 131,072, is for the whole process
@@ -39,20 +43,34 @@ def read_file(path: Path) -> tuple[Cells, str]:
     return _read_csv(path)
 
 
-def clean(path: Path, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Numbers and dates as they are; everything else as trimmed text in which gaps are null."""
+def clean(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Numbers and dates as they are; everything else as trimmed text in which gaps are null, if it can be text."""
+    if pa.types.is_dictionary(column.type):
+        words = [c.dictionary.cast(pa.string()).take(c.indices) for c in column.chunks]
+        column = pa.chunked_array(words, pa.string())
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         return column
     try:
         text = column.cast(pa.string())
     except pa.ArrowException:
-        raise Mistake(
-            f"'{path}', column '{name}', holds {column.type}: only numbers, words and dates can be used, so leave it "
-            f"out (--drop {name})."
-        ) from None
+        return column  # check_type refuses it, unless it is left out
     trimmed = pc.utf8_trim_whitespace(text)
     return pc.if_else(pc.is_in(trimmed, value_set=pa.array(GAPS)), pa.scalar(None, pa.string()), trimmed)
+
+
+def check_type(source: object, name: str, column: pa.ChunkedArray) -> None:
+    """Refuse a column that `clean` could not read."""
+    kind = column.type
+    if (
+        pa.types.is_binary(kind)
+        or pa.types.is_nested(kind)
+        or not (pa.types.is_primitive(kind) or pa.types.is_string(kind) or pa.types.is_null(kind))
+    ):
+        raise Mistake(
+            f"'{source}', column '{name}', holds {kind}: only numbers, words and dates can be used, so leave it out "
+            f"(--drop {name})."
+        )
 
 
 def line_number(path: Path, separator: str, row: int) -> int:
@@ -67,7 +85,7 @@ def line_number(path: Path, separator: str, row: int) -> int:
 
 
 def _named(path: Path, names: list[str], columns: list[pa.ChunkedArray]) -> Cells:
-    return {name: clean(path, name, c) for name, c in zip(_check_names(path, names), columns, strict=True)}
+    return {name: clean(c) for name, c in zip(_check_names(path, names), columns, strict=True)}
 
 
 def _check_names(path: Path, names: list[str]) -> list[str]:
@@ -77,16 +95,37 @@ def _check_names(path: Path, names: list[str]) -> list[str]:
         twice = next(name for name in names if names.count(name) > 1)
         raise Mistake(f"'{path}' has two columns of the same name, '{twice}', in its first line: rename one.")
     if "" in names:
-        raise Mistake(f"'{path}' has a column without a name, number {names.index('') + 1}: name it.")
+        advice = "name it (pandas writes such a column without index=False)" if names[0] == "" else "name it"
+        raise Mistake(f"'{path}' has a column without a name, number {names.index('') + 1}: {advice}.")
+    return check_printable(path, names)
+
+
+def check_printable(source: object, names: list[str]) -> list[str]:
+    """The names of columns, if a schema can hold them."""
+    for at, name in enumerate(names):
+        if not is_label(name):
+            raise Mistake(
+                f"'{source}' has a column whose name is longer than 200 characters or not printable, number {at + 1}: rename it."
+            )
     return names
+
+
+def _check_header(path: Path, names: list[str]) -> list[str]:
+    """The names of columns in the first line of a CSV file. Numbers that do not count the columns are a row of data."""
+    numbers = [int(name) for name in names if name.strip().isdecimal()]
+    counts_columns = len(numbers) == len(names) and numbers == list(range(numbers[0], numbers[0] + len(names)))
+    if names and all(NUMBER.match(name) for name in names) and not counts_columns:
+        raise Mistake(f"'{path}' has only numbers in its first line: this line must name the columns.")
+    return _check_names(path, names)
 
 
 def _read_parquet(path: Path) -> pa.Table:
     try:
-        return parquet.read_table(path)
+        table = parquet.read_table(path)
     except (OSError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].replace(f" '{path}'", "")
         raise Mistake(f"'{path}' cannot be read as a Parquet file ({reason}): save it again.") from None
+    return table.drop_columns([name for name in table.column_names if name.startswith(INDEX)])
 
 
 # CSV ------------------------------------------------------------------------------------------------------------------
@@ -97,15 +136,17 @@ def _read_csv(path: Path) -> tuple[Cells, str]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             header = next((line.rstrip("\r\n") for line in file if line.strip()), "")
-            sample = [line for line, _ in zip(file, range(1000), strict=False)]
+            sample = [line for line, _ in zip(file, range(SAMPLE), strict=False)]
         if any("\0" in line for line in (header, *sample)):
             raise Mistake(f"'{path}' is not text: it has zero bytes. Save it as a CSV file in UTF-8.")
         if not header:
             raise Mistake(f"'{path}' is empty: its first line must name the columns.")
         separator = max(SEPARATORS, key=header.count)
-        names = _check_names(path, next(csv.reader([header], delimiter=separator), []) if header else [])
+        names = _check_header(path, next(csv.reader([header], delimiter=separator), []))
         if not names:
             return {}, separator
+        if len(sample) < SAMPLE and not any(line.strip() for line in sample):
+            return {name: pa.chunked_array([pa.nulls(0)]) for name in names}, separator
         form = CsvForm(separator, separator != "," and _has_decimal_commas(sample, separator))
         if path.stat().st_size > BLOCK and header.count('"') % 2 == 0:
             columns = _read_blocks(path, names, form)
@@ -114,7 +155,9 @@ def _read_csv(path: Path) -> tuple[Cells, str]:
         table, invalid = form.parse(path, threads=True)
         if table is None or invalid:
             table, invalid = form.parse(path, threads=False)
-    except (OSError, UnicodeDecodeError, csv.Error, pa.ArrowException) as error:
+    except UnicodeDecodeError:
+        raise _not_text(path) from None
+    except (OSError, csv.Error, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
         if "straddl" in reason:  # pyarrow reads a file in blocks
             raise Mistake(f"'{path}' has a line of more than a million characters: check its quotes.") from None
@@ -124,7 +167,20 @@ def _read_csv(path: Path) -> tuple[Cells, str]:
         line = line_number(path, separator, row - 2)  # the header is row 1
         raise Mistake(f"'{path}', line {line}, has {cells} cells and the first line has {len(names)}: correct it.")
     assert table is not None
+    if any(pa.types.is_binary(column.type) for column in table.columns):
+        raise _not_text(path)
     return _named(path, table.column_names, table.columns), separator
+
+
+def _not_text(path: Path) -> Mistake:
+    """A Mistake that names the first line that is not UTF-8."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return Mistake(f"'{path}', line {number}, is not UTF-8 text: save the file as CSV in UTF-8.")
+    return Mistake(f"'{path}' is not UTF-8 text: save it as CSV in UTF-8.")
 
 
 def _has_decimal_commas(lines: list[str], separator: str) -> bool:
@@ -199,8 +255,8 @@ def _read_blocks(path: Path, names: list[str], form: CsvForm) -> Cells | None:
             if not columns:
                 rows = int(len(table) * (size - first) / end * 1.01) + 1000
                 columns = [GrowingColumn(rows) for _ in names]
-            for name, column, cells in zip(names, columns, table.columns, strict=True):
-                if not column.add(cells.type, clean(path, name, cells)):
+            for column, cells in zip(columns, table.columns, strict=True):
+                if not column.add(cells.type, clean(cells)):
                     return None
     cells = {name: column.finish() for name, column in zip(names, columns, strict=True)} if columns else None
     pa.default_memory_pool().release_unused()  # the memory of the blocks

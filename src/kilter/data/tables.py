@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from kilter.data.schema import quoted
-from kilter.data.table_file import SUFFIXES, clean, line_number, read_file
+from kilter.data.table_file import SUFFIXES, check_printable, check_type, clean, line_number, read_file
 from kilter.errors import Mistake, unknown
 
 
@@ -52,7 +52,8 @@ class Table:
     @staticmethod
     def of(name: str, columns: Mapping[str, pa.ChunkedArray]) -> Table:
         """A table that is in memory already."""
-        cleaned = {str(key): clean(Path(name), str(key), column) for key, column in columns.items()}
+        check_printable(name, list(map(str, columns)))
+        cleaned = {str(key): clean(column) for key, column in columns.items()}
         lengths = {len(column) for column in cleaned.values()} or {0}
         return Table(cleaned, (Path(name),), (lengths.pop(),), ("",))
 
@@ -97,16 +98,34 @@ def table_files(path: Path) -> tuple[list[Path], Path | None]:
     by_stem = {file.stem: file for file in files}
     if len(by_stem) < len(files):
         raise Mistake(f"Folder '{path}' has two tables of the same name: keep one of them.")
-    if "data" in by_stem:
-        return [by_stem["data"]], None
-    if {"train", "test"} <= set(by_stem):
-        return [by_stem["train"]], by_stem["test"]
+    named = next((names for names in (["data"], ["train", "test"]) if set(names) <= set(by_stem)), [])
+    others = [file.name for file in files if file.stem not in named]
+    if named and others:
+        raise Mistake(
+            f"Folder '{path}' has {quoted([by_stem[name].name for name in named])}, and {quoted(others)} would not be read: give "
+            "the path of the file to read, or move the others away."
+        )
+    if named:
+        return [by_stem[named[0]]], by_stem["test"] if len(named) > 1 else None
     return files, None
+
+
+def other_tables(path: Path) -> tuple[str, ...]:
+    """A note about files of a folder that are not read."""
+    if not path.is_dir():
+        return ()
+    others = sorted(
+        f.name + "/" * f.is_dir() for f in path.iterdir() if f.suffix.lower() not in SUFFIXES and f.name[0] != "."
+    )
+    return (f"Not read, because they are no tables ({', '.join(SUFFIXES)}): {quoted(others)}.",) if others else ()
 
 
 def read_table(files: list[Path], drop: tuple[str, ...] = ()) -> Table:
     """Read files with the same columns, in any order, as one table, without the columns in `drop`."""
     tables = [read_file(path) for path in files]
+    empty = [path for path, (columns, _) in zip(files, tables, strict=True) if not rows_of(columns)]
+    if empty and len(files) > 1:
+        raise Mistake(f"'{empty[0]}' has no rows: add some, or leave the file out.")
     check_dropped(files[0], drop, {name for columns, _ in tables for name in columns})
     names = [name for name in tables[0][0] if name not in drop]
     for path, (columns, _) in zip(files, tables, strict=True):
@@ -117,9 +136,25 @@ def read_table(files: list[Path], drop: tuple[str, ...] = ()) -> Table:
             raise Mistake(
                 f"'{path}' has {has}, unlike '{files[0].name}': use the same columns in all files (--drop leaves some out)."
             )
-    joined = {name: _join([columns[name] for columns, _ in tables]) for name in names}
-    lengths = tuple(len(next(iter(columns.values()), ())) for columns, _ in tables)
+        for name in names:
+            check_type(path, name, columns[name])
+    joined = {name: join([columns[name] for columns, _ in tables]) for name in names}
+    lengths = tuple(rows_of(columns) for columns, _ in tables)
     return Table(joined, tuple(files), lengths, tuple(separator for _, separator in tables))
+
+
+def rows_of(columns: Mapping[str, pa.ChunkedArray]) -> int:
+    """The number of rows of columns."""
+    return len(next(iter(columns.values()), ()))
+
+
+def without(table: Table, columns: tuple[str, ...]) -> Table:
+    """The same table without some columns. Those that stay have to hold numbers, words or dates."""
+    check_dropped(table.name, columns, table.columns)
+    kept = {name: column for name, column in table.columns.items() if name not in columns}
+    for name, column in kept.items():
+        check_type(table.name, name, column)
+    return replace(table, columns=kept)
 
 
 def check_dropped(source: object, drop: tuple[str, ...], names: Collection[str]) -> None:
@@ -129,7 +164,7 @@ def check_dropped(source: object, drop: tuple[str, ...], names: Collection[str])
             raise unknown(f"column for --drop in '{source}'", name, names)
 
 
-def _join(columns: list[pa.ChunkedArray]) -> pa.ChunkedArray:
+def join(columns: list[pa.ChunkedArray]) -> pa.ChunkedArray:
     """One column from the columns of several files, which may differ in type."""
     types = {column.type for column in columns}
     if len(types) > 1:

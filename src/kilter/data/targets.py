@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kilter.data.columns import Parsed, as_numbers
+from kilter.data.columns import LARGEST, Parsed, as_numbers
 from kilter.data.schema import Column
 from kilter.data.tables import Table
 from kilter.errors import Mistake, unknown
@@ -87,6 +87,8 @@ def _numbers(table: Table, name: str) -> NDArray[np.float64]:
         raise Mistake(
             f"Column '{name}' has no number in {table.places(gaps)}: fill in or remove {len(gaps)} rows like this."
         )
+    if np.abs(numbers).max(initial=0) > LARGEST:
+        raise Mistake(f"Column '{name}' of '{table.name}' holds a number beyond {LARGEST:g}: correct it.")
     return numbers
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kilter.core import as_float
+from kilter.data.array_checks import features
 from kilter.data.array_inputs import join_inputs
-from kilter.data.datasets import features
 from kilter.data.files import is_table, read
 from kilter.data.images import ImageFile, ImageOptions, is_image, load_images
 from kilter.data.own_table import parse_features

@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 from html import escape
 
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import RenderableType
@@ -29,6 +30,13 @@ def number(value: float | None, digits: int = 3) -> str:
     return "-" if value is None else f"{value:.{digits}g}" if abs(value) >= 1 else f"{value:.2f}"
 
 
+def cell(value: float | None, kind: str) -> str:
+    """A number of a column in a table: days since 1970 are dates."""
+    if kind != "date" or value is None:
+        return number(value)
+    return str(np.datetime64(0, "D") + np.timedelta64(round(value), "D"))
+
+
 def facts(report: Inspection) -> list[tuple[str, str]]:
     """Overall facts as pairs of a name and a text."""
     counts = list(report.classes.items())
@@ -37,7 +45,8 @@ def facts(report: Inspection) -> list[tuple[str, str]]:
     lines = [
         ("rows", f"{report.train:,} for training, {report.test:,} for test"),
         ("a prepared row", " x ".join(map(str, report.shape)) + " numbers"),
-        (f"{len(counts)} classes", classes),
+        *([("task", report.task)] if report.task else []),
+        *([(f"{len(counts)} {'labels' if report.task == 'multi-label' else 'classes'}", classes)] if counts else []),
         (
             "repeated rows",
             f"{copies.within:,}; in training and test {copies.train_test:,}; at several clients {copies.clients:,}",
@@ -67,9 +76,9 @@ def column_rows(report: Inspection) -> Rows:
             c.kind,
             f"{c.gaps:.0%}",
             f"{c.distinct:,}",
-            number(c.low),
-            number(c.mean),
-            number(c.high),
+            cell(c.low, c.kind),
+            cell(c.mean, c.kind),
+            cell(c.high, c.kind),
             number(c.auroc),
         )
         for c in report.columns
@@ -126,14 +135,16 @@ def page(report: Inspection) -> str:
         f"<h1>{escape(report.name)}</h1>",
         html_table((), facts(report)),
         f"<h2>Warnings</h2><ul>{listed}</ul>",
-        "<h2>Rows of each class</h2>",
-        bars(list(report.classes)[:60], [list(report.classes.values())[:60]], ("rows",)),
     ]
+    if report.classes:
+        parts.append("<h2>Rows of each class</h2>")
+        parts.append(bars(list(report.classes)[:60], [list(report.classes.values())[:60]], ("rows",)))
     if report.columns:
         judged = [c for c in report.columns if c.auroc is not None][:60]
         names = [c.name for c in judged]
         parts += ["<h2>Columns</h2>", html_table(COLUMNS, column_rows(report))]
-        parts.append(bars(names, [[c.auroc or 0.0 for c in judged]], ("AUROC of a column alone",)))
+        if judged:
+            parts.append(bars(names, [[c.auroc or 0.0 for c in judged]], ("AUROC of a column alone",)))
         parts.append(
             bars([c.name for c in report.columns][:60], [[c.gaps for c in report.columns][:60]], ("share of gaps",))
         )

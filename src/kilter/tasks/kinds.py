@@ -160,12 +160,14 @@ def kind_of(name: str) -> TaskKind:
     return KINDS[name]
 
 
-def choose_kind(wanted: str, hint: str) -> TaskKind:
-    """The kind of task that was asked for (`auto`: none in particular), given what the data is for."""
+def choose_kind(wanted: str, hint: str, classes: int = 2) -> TaskKind:
+    """The kind of task that was asked for (`auto`: none in particular), given what the data is for and its classes."""
     name = wanted if wanted != "auto" else hint or "multi-class"
     kind = kind_of(name)
     if hint and hint not in CLASSIFICATION and name != hint:
         raise Mistake(f"The data is for the task {hint}, and the experiment's task is {name}: use --task {hint}.")
+    if name == "binary" and classes != 2:
+        raise Mistake(f"The task binary has two classes, and the data has {classes}: leave out --task.")
     if name not in CLASSIFICATION and name != hint:
         raise Mistake(
             f"The task is {name}, and the data has labels for '{hint or 'multi-class'}': a site gives --task, too."
