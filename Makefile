@@ -19,7 +19,7 @@ test: .venv/ready
 test-processes: .venv/ready
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'processes and not slow and not hostile'
 
-# Every shell and Python block of the documentation, and the tutorial notebooks.
+# Every shell and Python block of the documentation, the tutorial notebooks and the examples.
 test-docs: .venv/ready
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m docs
 

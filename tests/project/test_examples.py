@@ -68,7 +68,7 @@ def settings(name: str) -> dict[str, object]:
     return {**values, "local": local}
 
 
-@pytest.mark.slow
+@pytest.mark.docs
 @pytest.mark.parametrize("name", NAMES)
 def test_every_example_compares_six_methods(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write_raw(name, most=SMALL.get(name, 60))
