@@ -67,7 +67,9 @@ def check_reader(model: str, schema: Schema | None) -> None:
         return
     others = [c.name for c in columns if c.name not in in_order]
     if not any(c.kind == "text" for c in columns):
-        raise Mistake(f"The model {name} reads words in order, and no column has texts: name it (--text), or choose mlp.")
+        raise Mistake(
+            f"The model {name} reads words in order, and no column has texts: name it (--text), or choose mlp."
+        )
     if all(c.kind == "text" for c in columns):
         raise Mistake(
             f"The model {name} reads words in order, and those of {quoted(others)} are counted: use --task text, or mlp."

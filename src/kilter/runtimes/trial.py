@@ -48,7 +48,9 @@ def check_tokens(task: Task, model: str, clients: Mapping[str, Data]) -> None:
     x = next(iter(clients.values())).train.tables["x"]
     largest = int(x.max())
     if x.min() < 0 or not torch.equal(x, x.round()):
-        raise Mistake(f"The model {name} reads tokens, and these rows are not whole numbers from 0: choose another --model.")
+        raise Mistake(
+            f"The model {name} reads tokens, and these rows are not whole numbers from 0: choose another --model."
+        )
     if largest >= len(vectors):
         options = "lstm:64" if name == "lstm" else f"{name}:64:2:4"
         raise Mistake(
