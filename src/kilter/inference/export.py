@@ -69,7 +69,7 @@ def verify(module: nn.Module, run: Run, rows: Tensor, kind: str) -> float:
         ours, theirs = module(part), run(part)
         if not (ours.isfinite().all() and theirs.isfinite().all()):
             raise Mistake(
-                "Outputs for some rows are not finite numbers, so they cannot be compared: the export was written, but do not use it."
+                "Outputs for some rows are not finite numbers, and cannot be compared: the export was written, but do not use it."
             )
         largest = max(largest, float(ours.abs().max()))
         difference = max(difference, float((ours - theirs).abs().max()))
