@@ -380,11 +380,8 @@ class Experiment:
         check_augmentation(self.augment, shape, kind.name, CLASSIFICATION)
         of_kind = kind.arguments(self.loss, self.metrics, known)
         learned = Task(net, mean=mean, std=std, personal=personal, augment=self.augment, **of_kind)
-        learned.facts = facts | {
-            "class_counts": class_counts,
-            "names": names,
-            "inputs": needed_inputs(self.model, inputs),
-        }
+        needed = needed_inputs(self.model, inputs)
+        learned.facts = facts | {"class_counts": class_counts, "names": names, "inputs": needed}
         server = parse_server(self.server)
         return method(task=learned, local=plan, cohort=self.cohort, server=server, **settings)
 
