@@ -19,7 +19,7 @@ from kilter.data.catalog import GROUPED
 from kilter.data.partition_rules import parse as parse_partition
 from kilter.data.preparation import code_columns, read_schema
 from kilter.data.prepare_settings import parse_prepare
-from kilter.data.row_facts import RowFacts, row_facts
+from kilter.data.row_facts import RowFacts, check_reader, row_facts
 from kilter.data.split import SKIPPED, public_file
 from kilter.data.targets import TASKS
 from kilter.errors import Mistake, unknown
@@ -256,7 +256,8 @@ class Experiment:
         """The model for rows of this shape and what they are for."""
         if self.model != "auto":
             return self.model
-        return default_model(shape, task, bool(self.text) and parse_prepare(self.prepare).sequence > 0)
+        in_order = "text" in (task, self.task) or (bool(self.text) and parse_prepare(self.prepare).sequence > 0)
+        return default_model(shape, task, in_order)
 
     def split(self) -> Split:
         """The data of the clients, the common test set and the aggregator."""
@@ -292,6 +293,7 @@ class Experiment:
         facts = row_facts(split, count=self.loss.startswith("class-weights"))
         method = self.make(**facts)
         model = self.model_of(tuple(dataset.x.shape[1:]), method.task.kind)
+        check_reader(model, dataset.schema)
         try_run(method, self.method, model, split.clients, split.public, len(dataset.classes))
         if inspect is not None:
             inspect(dataset)
@@ -378,12 +380,8 @@ class Experiment:
         check_augmentation(self.augment, shape, kind.name, CLASSIFICATION)
         of_kind = kind.arguments(self.loss, self.metrics, known)
         learned = Task(net, mean=mean, std=std, personal=personal, augment=self.augment, **of_kind)
-        learned.facts = {
-            **facts,
-            "class_counts": class_counts,
-            "names": names,
-            "inputs": needed_inputs(self.model, inputs),
-        }
+        needed = needed_inputs(self.model, inputs)
+        learned.facts = facts | {"class_counts": class_counts, "names": names, "inputs": needed}
         server = parse_server(self.server)
         return method(task=learned, local=plan, cohort=self.cohort, server=server, **settings)
 

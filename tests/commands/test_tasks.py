@@ -118,6 +118,30 @@ def test_what_does_not_fit_is_refused_in_one_sentence(kilter, options: list[str]
     assert "Traceback" not in error
 
 
+WORDS = ["--task", "text", "--text", "review"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (WORDS, "the table also has 'age'"),
+        ([*WORDS, "--drop", "age", "--model", "mlp"], "cannot read the words of 'review' in order"),
+        ([*WORDS, "--drop", "age", "--model", "lstm:8:20"], "knows 20 tokens"),
+        ([*WORDS[2:], "--drop", "age", "--model", "lstm"], "use --task text"),
+        (["--task", "text", "--drop", "review"], "no column has texts"),
+        (["--data", "wine", "--model", "transformer"], "not whole numbers from 0"),
+    ],
+)
+def test_a_network_for_words_in_order_gets_nothing_else(kilter, tmp_path: Path, options: list[str], says: str) -> None:
+    lines = [f"{'ab'[k % 2]},{'good film' if k % 3 else 'bad book'},{k % 3 > 0},{20.5 + k % 7}" for k in range(80)]
+    (tmp_path / "reviews.csv").write_text("client,review,label,age\n" + "\n".join(lines) + "\n")
+    data = ["--partition", "iid", "--clients", "2"] if "--data" in options else ["--data", "reviews.csv"]
+    code, _, error = kilter("run", *data, *options, "--rounds", "1", "--workers", "1")
+    assert code == 2
+    assert says in error
+    assert "Traceback" not in error
+
+
 def test_every_method_says_what_it_can_learn_and_why_not_the_rest() -> None:
     for name, kind in methods().items():
         assert kind.tasks <= set(KINDS), name

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 import mock_device
 from kilter import SGD, Adam, Data, Rows, Simulation, Task, federate
 from kilter.errors import Mistake
-from kilter.fast import placement, switch
+from kilter.fast import placement, stack, switch
 from kilter.fast.fits import run
 from kilter.methods import methods
 from kilter.models import build
@@ -123,10 +124,58 @@ def test_no_copy_to_the_host_within_a_stacked_epoch() -> None:
     assert copies(1) == copies(5) > 0
 
 
-def test_rows_that_do_not_fit_are_copied_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = outcome("fedavg", mlp_task(), "cpu", stack=False)
+@pytest.mark.usefixtures("_same_rules")
+@pytest.mark.parametrize("stack", [True, False])
+def test_rows_that_do_not_fit_are_gathered_ahead_in_another_thread(
+    stack: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = outcome("fedavg", mlp_task(), "cpu", stack=stack)
+    threads, pinned = set(), placement._pinned
+
+    def gathered(gather: Any, pin: bool) -> Any:
+        threads.add(threading.current_thread())
+        batch = pinned(gather, pin)
+        assert on_cpu(batch)
+        return batch
+
+    monkeypatch.setattr(placement, "_resident", {})  # of earlier tests with the same tables
+    monkeypatch.setattr(placement, "_pinned", gathered)
     monkeypatch.setattr(placement, "free_memory", lambda device: 0.0)
-    assert same(outcome("fedavg", mlp_task(), "mock", stack=False)[0], expected[0])
+    assert same(outcome("fedavg", mlp_task(), "mock", stack=stack)[0], expected[0])
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+@pytest.mark.usefixtures("_same_rules")
+def test_a_stack_of_tables_that_fit_only_in_part_does_not_mix_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kilter.core import Node
+
+    task, plan = mlp_task(), SGD(lr=0.1, batch=8)
+    own = {i: Rows.of(x=data.train["x"], y=data.train["y"]) for i, data in skewed(4).items()}  # a table for each
+
+    def loss(params: Any, batch: Any, _: Any) -> Tensor:
+        return task.loss(params, batch)
+
+    def fitted(device: torch.device) -> Any:
+        params = task.init(0)
+        nodes = [Node(i, Data(train=rows, valid=rows, test=rows)) for i, rows in own.items()]
+        with placement.use(device):
+            return [done.params for done in run([node.fit(loss, params, plan) for node in nodes])]
+
+    left = iter([float("inf"), float("inf")])
+    monkeypatch.setattr(placement, "free_memory", lambda device: next(left, 0.0))
+    monkeypatch.setattr(stack, "strict", True)
+    assert same(fitted(MOCK), fitted(placement.CPU))
+
+
+def test_batches_for_cuda_are_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[Tensor] = []
+    monkeypatch.setattr(Tensor, "pin_memory", lambda t: pinned.append(t) or t)
+    batch = {"x": torch.ones(2)}
+    assert placement._pinned(lambda: batch, True)["x"] is batch["x"]
+    assert len(pinned) == 1
+    placement._pinned(lambda: batch, False)
+    assert len(pinned) == 1
 
 
 def test_tables_are_copied_once_and_bytes_stay_bytes() -> None:
@@ -173,8 +222,6 @@ def test_the_number_of_workers_does_not_show() -> None:
 
 
 def test_a_stack_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    from kilter.fast import stack
-
     real, sizes = stack._train, []
 
     def small_device(fits: Any) -> Any:
@@ -185,10 +232,22 @@ def test_a_stack_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch, ca
 
     monkeypatch.setattr(stack, "_train", small_device)
     switch.forget_reports()
-    state = outcome("fedavg", mlp_task(), "cpu")[0]
+    with federation(device="cpu") as fed:
+        result = federate(method("fedavg", mlp_task()), fed, rounds=2)
     assert max(sizes) > 1
-    assert near(state, outcome("fedavg", mlp_task(), "cpu", stack=False)[0], 1e-4)
+    assert near(result.state, outcome("fedavg", mlp_task(), "cpu", stack=False)[0], 1e-4)
     assert "does not fit on the device" in caplog.text
+    assert any("does not fit on the device: it is halved" in notice.what for notice in result.summary.notices)
+
+
+def test_workers_share_the_devices() -> None:
+    with federation(device="cpu") as fed:
+        fed.devices = (MOCK, torch.device("mock", 1))
+        taken = []
+        for worker in range(4):
+            fed._take_device(worker)
+            taken.append(fed.device.index)
+    assert taken == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,8 @@ import pytest
 import torch
 from PIL import Image
 from pyarrow import csv as arrow_csv
+from safetensors.torch import save_file
+from torch import Tensor
 
 from kilter.data import TableOptions
 from kilter.errors import Mistake
@@ -145,6 +148,22 @@ def test_an_export_that_differs_is_refused(trained: tuple[Path, Path]) -> None:
         verify(module, lambda x: -module(x), rows, "binary")
     with pytest.raises(Mistake, match="differs by"):
         verify(module, lambda x: module(x) * 1.001, rows, "binary")
+    for kind in ("binary", "regression"):
+        with pytest.raises(Mistake, match="not finite"):
+            verify(module, lambda x: module(x) * float("nan"), rows, kind)
+
+
+def test_a_hub_folder_is_read_again_to_check_it(
+    trained: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(tensors: dict[str, Tensor], *rest: Any, **more: Any) -> None:
+        save_file({name: value + 1 for name, value in tensors.items()}, *rest, **more)
+
+    folder, data = trained
+    monkeypatch.setattr("kilter.inference.export.save_file", damaged)
+    model = load_model(folder)
+    with pytest.raises(Mistake, match="do not use it"):
+        export(model, "huggingface", tmp_path / "hub", read_rows(model, data))
 
 
 def test_a_new_site_with_and_without_fine_tuning(trained: tuple[Path, Path], tmp_path: Path) -> None:

@@ -69,10 +69,12 @@ def test_the_default_model_fits_the_task(tmp_path: Path) -> None:
     lines = [f"{'good day' if i % 2 else 'bad night'},{i % 2},{'ab'[i % 3 > 0]}" for i in range(60)]
     (tmp_path / "t.csv").write_text("note,label,client\n" + "\n".join(lines))
     table = {"data": str(tmp_path / "t.csv"), "text": "note"}
-    counts = Experiment.of({**table, "task": "text"})
+    counts = Experiment.of(table)
     assert choices(counts, counts.dataset())[0].startswith("Model: mlp, for tables")
-    order = Experiment.of({**table, "task": "text", "prepare": "sequence=8"})
-    assert choices(order, order.dataset())[0].startswith("Model: transformer, for sequences of tokens")
+    for settings in ({"task": "text"}, {"task": "text", "prepare": "sequence=8"}, {"prepare": "sequence=8"}):
+        order = Experiment.of({**table, **settings})
+        assert order.dataset().schema.columns[0].sequence  # type: ignore[union-attr]
+        assert choices(order, order.dataset())[0].startswith("Model: transformer, for sequences of tokens")
     next_token = Experiment.of({**table, "task": "next-token", "drop": "label"})
     assert choices(next_token, next_token.dataset())[0].startswith("Model: causal-transformer, for sequences of tokens")
     shapes = Experiment.of({"data": "shapes"})

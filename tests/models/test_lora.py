@@ -108,5 +108,6 @@ def test_adapters_of_a_transformer_travel_for_less_than_two_percent(tmp_path: Pa
 @pytest.mark.slow
 def test_layers_that_do_not_exist_are_named() -> None:
     pytest.importorskip("peft")
-    with pytest.raises(Mistake, match="query"):
-        add_adapters(build("transformer:16:1:2", (8,), 2), "targets=nothing")
+    for targets in ("nothing", "query+nothing"):
+        with pytest.raises(Mistake, match=r"no linear layer 'nothing': --lora can adapt .* query"):
+            add_adapters(build("transformer:16:1:2", (8,), 2), f"targets={targets}")

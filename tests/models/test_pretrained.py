@@ -1,4 +1,4 @@
-"""Networks of transformers and timm as bodies, from local weights."""
+"""Networks of transformers as bodies, from local weights."""
 
 from __future__ import annotations
 
@@ -137,15 +137,3 @@ def test_an_encoder_without_some_of_its_weights_is_refused(saved, tmp_path):
         save_file(some, folder / "model.safetensors", {"format": "pt"})
         with pytest.raises(Mistake, match=what) if what else nullcontext():
             build(f"hf:{folder}", (8,), 2)
-
-
-def test_timm_is_a_body_or_says_what_it_needs(monkeypatch):
-    try:
-        import timm  # noqa: F401
-    except (ModuleNotFoundError, RuntimeError, OSError):
-        with pytest.raises(Mistake, match="need the libraries timm and torchvision"):
-            build("timm:resnet10t", (3, 32, 32), 5)
-        return
-    assert build("timm:resnet10t", (3, 32, 32), 5)(torch.rand(2, 3, 32, 32)).shape == (2, 5)
-    with pytest.raises(Mistake, match="cannot be loaded"):
-        build("timm:no_such_model", (3, 32, 32), 5)

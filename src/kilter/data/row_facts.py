@@ -7,8 +7,12 @@ from typing import TypedDict
 import torch
 
 from kilter.data.preparation import PlainInput
+from kilter.data.schema import Schema, quoted
 from kilter.data.split import Split
 from kilter.errors import Mistake
+
+READ_TOKENS = ("transformer", "lstm", "causal-transformer")  # networks for texts whose words stay in order
+READ_NUMBERS = ("mlp", "linear")
 
 
 class RowFacts(TypedDict):
@@ -47,3 +51,30 @@ def row_facts(split: Split, count: bool) -> RowFacts:
         "class_counts": tuple(counts),
         "inputs": dataset.inputs,
     }
+
+
+def check_reader(model: str, schema: Schema | None) -> None:
+    """Refuse a network for tokens where a table has other columns, and a network for numbers where it has tokens."""
+    name = model.partition(":")[0]
+    columns = schema.columns if schema else ()
+    in_order = [c.name for c in columns if c.kind == "text" and c.sequence]
+    if name in READ_NUMBERS and in_order:
+        raise Mistake(
+            f"The model {name} cannot read the words of {quoted(in_order)} in order: choose transformer or lstm, or leave out "
+            "--task text and sequence, so that words are counted."
+        )
+    if name not in READ_TOKENS or len(in_order) == len(columns):
+        return
+    others = [c.name for c in columns if c.name not in in_order]
+    if not any(c.kind == "text" for c in columns):
+        raise Mistake(
+            f"The model {name} reads words in order, and no column has texts: name it (--text), or choose mlp."
+        )
+    if all(c.kind == "text" for c in columns):
+        raise Mistake(
+            f"The model {name} reads words in order, and those of {quoted(others)} are counted: use --task text, or mlp."
+        )
+    raise Mistake(
+        f"The model {name} reads words in order, and the table also has {quoted(others)}: leave them out (--drop), name the "
+        "column of clients (--client), or choose mlp without --task text."
+    )

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -103,15 +103,22 @@ def resident(rows: Rows) -> Rows | None:
 
 
 def batches(rows: Rows, positions: Sequence[Tensor | slice]) -> Iterator[Batch]:
-    """The batch of each step on the current device. Rows that are not there are gathered one step ahead."""
-    device = _device.get()
-    if rows.index.device == device:
-        yield from (rows.batch(at) for at in _positions(positions, device))
+    """The batch of each step on the current device."""
+    there = rows.index.device == _device.get()
+    at = _positions(positions, rows.index.device) if there else positions
+    return ahead([partial(rows.batch, part) for part in at], there)
+
+
+def ahead(gather: Sequence[Callable[[], Batch]], there: bool) -> Iterator[Batch]:
+    """The batches that these functions gather, on the current device. If their rows are not there, one step ahead."""
+    if there:
+        yield from (one() for one in gather)
         return
-    with ThreadPoolExecutor(1) as ahead:
+    device = _device.get()
+    with ThreadPoolExecutor(1) as thread:
         waiting = None
-        for at in positions:
-            following = ahead.submit(_pinned, rows, at, device.type == "cuda")
+        for one in gather:
+            following = thread.submit(_pinned, one, device.type == "cuda")
             if waiting is not None:
                 yield _copied(waiting.result(), device)
             waiting = following
@@ -127,8 +134,8 @@ def _positions(positions: Sequence[Tensor | slice], device: torch.device) -> Seq
     return torch.cat(tensors).to(device).split([len(at) for at in tensors])
 
 
-def _pinned(rows: Rows, at: Tensor | slice, pin: bool) -> Batch:
-    batch = rows.batch(at)
+def _pinned(gather: Callable[[], Batch], pin: bool) -> Batch:
+    batch = gather()
     return {name: column.pin_memory() for name, column in batch.items()} if pin else batch
 
 

@@ -20,7 +20,7 @@ from itertools import accumulate, groupby, islice, pairwise
 import torch
 from torch import Tensor
 
-from kilter.core import Batch, Fit, Loss, Tree, as_float
+from kilter.core import Batch, Fit, Loss, Rows, Tree, as_float
 from kilter.fast import foreach, placement, switch
 from kilter.fast.chunks import width
 from kilter.fast.client_random import ClientRandom, Draws
@@ -176,8 +176,8 @@ def same(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 class _Schedule:
     """The rows that one client uses in each step, looked up for all steps at once."""
 
-    def __init__(self, fit: Fit) -> None:
-        self.rows = fit.rows if placement.on_cpu() else placement.resident(fit.rows) or fit.rows
+    def __init__(self, fit: Fit, rows: Rows) -> None:
+        self.rows = rows
         self.sizes = lengths(len(fit.rows), fit.plan.batch) * fit.plan.epochs
         self.ends = tuple(accumulate(self.sizes))
         self.at = order(fit).to(self.rows.index.device)  # positions in the client's Rows
@@ -189,6 +189,14 @@ class _Schedule:
 
     def part(self, of: Tensor, t: int) -> Tensor:
         return of[self.ends[t - 1] - self.sizes[t - 1] : self.ends[t - 1]]
+
+
+def _placed(fits: Sequence[Fit]) -> list[Rows]:
+    """The rows of each fit: on the current device if those of all fits go there, otherwise where they are."""
+    if placement.on_cpu():
+        return [fit.rows for fit in fits]
+    there = [rows for fit in fits if (rows := placement.resident(fit.rows)) is not None]
+    return there if len(there) == len(fits) else [fit.rows for fit in fits]
 
 
 def _gather(schedules: Sequence[_Schedule], t: int) -> Batch:
@@ -205,7 +213,7 @@ def _gather(schedules: Sequence[_Schedule], t: int) -> Batch:
         batch[name] = as_float(rows)
     for name in first.own:
         batch[name] = torch.stack([c.rows.own[name][c.part(c.at, t)] for c in schedules])
-    return batch if placement.on_cpu() else placement.to_device(batch)
+    return batch
 
 
 class _Step:
@@ -271,33 +279,34 @@ def _train(fits: Sequence[Fit]) -> list[Fitted]:
     # Longest first, so that neighbours have batches of equal length in most steps.
     longest = sorted(range(len(fits)), key=lambda k: -len(fits[k].rows))
     fits = [fits[k] for k in longest]
-    schedules, randoms = [_Schedule(f) for f in fits], [ClientRandom(f.seed) for f in fits]
+    schedules = [_Schedule(f, rows) for f, rows in zip(fits, _placed(fits), strict=True)]
+    randoms = [ClientRandom(f.seed) for f in fits]
     params = placement.to_device({k: stack_tensors([f.params[k] for f in fits]) for k in fits[0].params})
     names = trainable(fits[0])
     common = _common(fits, names)
     state = plan.begin([params[k] for k in names])
     ctx = _Context([f.ctx for f in fits])
     totals, scale = torch.zeros(len(fits), device=placement.current()), placement.LossScale(len(fits))
-    for t in range(1, max(len(c.sizes) for c in schedules) + 1):
-        for a, b in _runs([c.size(t) for c in schedules]):
-            batch = _gather(schedules[a:b], t)
-            step = _Step(
-                loss, tuple(params), names, tuple(batch), ctx, randoms[a:b], partial(scale.up, part=slice(a, b))
-            )
-            here = {k: v[a:b] for k, v in params.items()}
-            start = {k: v[:1] if t == 1 and k in common else v for k, v in here.items()}
-            losses, *raw = step(list(start.values()), list(batch.values()), ctx.own(a, b))
-            leaves = [here[k] for k in names]
-            if scale.active:
-                scale.down_([plain(g) for g in raw], slice(a, b))
-            if plan.rate is not None:  # plain SGD: add a multiple of the gradient in one operation
-                _descend(leaves, raw, -plan.rate)
-            else:
-                grads = [plain(g) for g in raw]
-                if plan.clip:
-                    _clip(grads, plan.clip)
-                plan.update(leaves, grads, [[s[a:b] for s in part] for part in state], t)
-            totals[a:b] += plain(losses)
+    steps = range(1, max(len(c.sizes) for c in schedules) + 1)
+    parts_of_steps = [(t, a, b) for t in steps for a, b in _runs([c.size(t) for c in schedules])]
+    there = schedules[0].numbers.device == placement.current()
+    batches = placement.ahead([partial(_gather, schedules[a:b], t) for t, a, b in parts_of_steps], there)
+    for (t, a, b), batch in zip(parts_of_steps, batches, strict=True):
+        step = _Step(loss, tuple(params), names, tuple(batch), ctx, randoms[a:b], partial(scale.up, part=slice(a, b)))
+        here = {k: v[a:b] for k, v in params.items()}
+        start = {k: v[:1] if t == 1 and k in common else v for k, v in here.items()}
+        losses, *raw = step(list(start.values()), list(batch.values()), ctx.own(a, b))
+        leaves = [here[k] for k in names]
+        if scale.active:
+            scale.down_([plain(g) for g in raw], slice(a, b))
+        if plan.rate is not None:  # plain SGD: add a multiple of the gradient in one operation
+            _descend(leaves, raw, -plan.rate)
+        else:
+            grads = [plain(g) for g in raw]
+            if plan.clip:
+                _clip(grads, plan.clip)
+            plan.update(leaves, grads, [[s[a:b] for s in part] for part in state], t)
+        totals[a:b] += plain(losses)
     parts = {k: unstack(v.cpu()) for k, v in params.items()}
     done: list[Fitted] = [None] * len(fits)  # type: ignore[list-item]
     for i, (k, total) in enumerate(zip(longest, totals.cpu().tolist(), strict=True)):

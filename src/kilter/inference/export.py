@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import warnings
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from kilter.data.preparation import FILE as PREPARATION
@@ -66,6 +67,10 @@ def verify(module: nn.Module, run: Run, rows: Tensor, kind: str) -> float:
     largest = difference = 0.0
     for part in rows.split(500):
         ours, theirs = module(part), run(part)
+        if not (ours.isfinite().all() and theirs.isfinite().all()):
+            raise Mistake(
+                "Outputs for some rows are not finite numbers, and cannot be compared: the export was written, but do not use it."
+            )
         largest = max(largest, float(ours.abs().max()))
         difference = max(difference, float((ours - theirs).abs().max()))
         numbers = kind in ("regression", "survival")
@@ -119,6 +124,13 @@ def _hub_folder(module: nn.Module, sample: Tensor, path: Path, model: SavedModel
     }
     path.write_text(json.dumps(config, indent=2) + "\n")
     network: nn.Module = module.network  # type: ignore[assignment]
-    state = {name: value.contiguous() for name, value in network.state_dict().items()}
-    save_file(state, path.with_name("model.safetensors"), metadata={"format": "pt"})
-    return module
+    state = {
+        name: value.clone().contiguous() for name, value in network.state_dict().items()
+    }  # tied weights: one copy each
+    file = path.with_name("model.safetensors")
+    save_file(state, file, metadata={"format": "pt"})
+    again = copy.deepcopy(module)
+    for value in again.network.state_dict().values():  # type: ignore[union-attr]
+        value.zero_()
+    again.network.load_state_dict(load_file(file))  # type: ignore[union-attr]
+    return again

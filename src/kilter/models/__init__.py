@@ -62,7 +62,7 @@ def build(name: str, shape: Shape, classes: int, inputs: Sequence[Input] = ()) -
 def default_model(shape: Shape, task: str = "", tokens: bool = False) -> str:
     """The model for rows of this shape: mlp for tables, resnet18 for images from 64 pixels, cnn for smaller ones.
 
-    Samples of shape (channels, time, 1) are time series: temporal-cnn. With `tokens`, rows are sequences of words.
+    Samples of shape (channels, time, 1) are time series: temporal-cnn. With `tokens`, rows are words in order.
 
     >>> default_model((13,)), default_model((1, 28, 28)), default_model((3, 224, 224)), default_model((2, 24, 1))
     ('mlp', 'cnn', 'resnet18', 'temporal-cnn')

@@ -50,13 +50,17 @@ def add_adapters(net: nn.Module, text: str) -> nn.Module:
         from peft import LoraConfig, inject_adapter_in_model
     except ModuleNotFoundError as e:
         raise Mistake(f"LoRA needs the library {e.name}: `pip install 'kilter[lora]'`.") from None
+    names = [name for name, _ in net.named_modules()]
+    absent = [t for t in settings.targets if not any(name == t or name.endswith(f".{t}") for name in names)]
     config = LoraConfig(r=settings.r, lora_alpha=settings.alpha, target_modules=list(settings.targets))
     try:
+        if absent:
+            raise ValueError
         adapted: nn.Module = inject_adapter_in_model(config, net)
     except ValueError:
         linear = sorted({name.rpartition(".")[2] for name, m in net.named_modules() if isinstance(m, nn.Linear)})
         raise Mistake(
-            f"The network has no layers {' or '.join(settings.targets)}: --lora can adapt {', '.join(linear)}."
+            f"The network has no linear layer '{(absent or settings.targets)[0]}': --lora can adapt {', '.join(linear)}."
         ) from None
     for name, parameter in adapted.named_parameters():
         if name.startswith("head."):

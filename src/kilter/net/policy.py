@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 
 from kilter.core import DISCLOSURES, Data, Fit, Method, Rows, Tree
-from kilter.data.row_facts import RowFacts
+from kilter.data.row_facts import RowFacts, check_reader
 from kilter.data.split import some_of
 from kilter.errors import Mistake, unknown
 from kilter.experiment import Experiment
@@ -152,6 +152,7 @@ class SitePolicy:
         self._check_training(experiment, self.methods.get(short, {}))
         self._check_rows(experiment, rows)
         self._check_model(experiment, facts)
+        check_reader(experiment.model_of(facts["shape"], facts["task"]), terms.description.schema)
         if self.sealed and not terms.sealed:
             raise PolicyViolation("This site's policy requires sealed letters, and in this run the server reads them.")
         method = experiment.make(**facts)

@@ -30,12 +30,33 @@ def try_run(
     method: Method, spec: str, model: str, clients: Mapping[str, Data], public: Rows | None, classes: int
 ) -> None:
     """Try whatever could fail: a user's model or method, unusual outputs, a batch of one row. `spec` names the method."""
+    check_tokens(method.task, model, clients)
     by_place = model.split(":")[0] in ("unet", "causal-transformer")  # outputs for every pixel or token
     unusual = by_place or method.task.kind not in CLASSIFICATION
     if is_file_spec(model) or unusual or smallest_batch(clients, method.local)[1] == 1:
         try_model(method.task, model, clients, method.local, classes)
     if is_file_spec(spec):
         try_method(method, spec, clients, public)
+
+
+def check_tokens(task: Task, model: str, clients: Mapping[str, Data]) -> None:
+    """Refuse rows that are no tokens for a network of ours that looks up a vector for each."""
+    name = model.partition(":")[0]
+    vectors = getattr(getattr(getattr(task.module, "body", None), "tokens", None), "weight", None)
+    if is_file_spec(model) or not isinstance(vectors, Tensor):
+        return
+    x = next(iter(clients.values())).train.tables["x"]
+    largest = int(x.max())
+    if x.min() < 0 or not torch.equal(x, x.round()):
+        raise Mistake(
+            f"The model {name} reads tokens, and these rows are not whole numbers from 0: choose another --model."
+        )
+    if largest >= len(vectors):
+        options = "lstm:64" if name == "lstm" else f"{name}:64:2:4"
+        raise Mistake(
+            f"The model {name} knows {len(vectors)} tokens, and the rows have token {largest}: write how many there are (the width "
+            f"of --prepare, or those of the tokenizer), as in --model {options}:{max(largest + 1, 2048)}."
+        )
 
 
 def smallest_batch(clients: Mapping[str, Data], plan: Plan) -> tuple[str, int]:
