@@ -78,6 +78,7 @@ def test_a_loop_works_with_methods_and_repeats_its_numbers(tmp_path, loops, meth
         spec = {"method": method, "optimiser": f"{loops}:train", "data": "digits", "rounds": 1}
         with pytest.raises(Mistake, match="rules out: use SGD"):
             run_experiment(tmp_path / "no", spec)
+        assert not (tmp_path / "no").exists()  # refused before anything starts
         return
     spec = {"method": method, "optimiser": f"{loops}:train", "data": "digits", "clients": 3, "model": "mlp:8"}
     whole, again = (run_experiment(tmp_path / name, {**spec, "rounds": 2, "local": {"lr": 0.1}}) for name in "ab")

@@ -27,6 +27,10 @@ class FedDC(Method):
 
     a: float = option(0.01, "Strength of the pull towards w - h_k.", at_least=0)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.local.travel(1)  # refuses optimisers other than SGD at once
+
     def setup(self, fed: Federation) -> State:
         w = self.task.init(fed.seed)
         return w, zeros(weights(w)), zeros(weights(w))

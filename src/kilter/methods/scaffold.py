@@ -24,6 +24,10 @@ class Scaffold(Method):
 
     sends = frozenset({"model", "sums"})
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.local.travel(1)  # refuses optimisers other than SGD at once
+
     def setup(self, fed: Federation) -> State:
         x = self.task.init(fed.seed)
         return x, zeros(weights(x))
