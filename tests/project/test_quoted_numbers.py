@@ -21,7 +21,7 @@ RESULTS = re.compile(r"<!-- results -->\n(.*?)<!-- end of results -->", re.DOTAL
 NOTES = re.compile(r"\(experiments/([\w-]+)/results/([\w-]+)/NOTES\.md\)")
 PAGE = re.compile(r"\(docs/methods/(\w+)\.md\)")
 COUNTED_BY_HAND = {"93 %"}  # the weight of FedEP's outlier, METHODS E6: a test of the method pins it
-UNITS = {"%": 0.01, "points": 0.01, "MB": 1e6, "GB": 1e9}
+UNITS = {"%": 100, "points": 100, "MB": 1e-6, "GB": 1e-9}  # factors, as in the tables
 
 
 @cache
@@ -52,9 +52,9 @@ def is_known(value: str, unit: str, studies: list[tuple[str, str]]) -> bool:
     digits = len(value.partition(".")[2])
     for study in studies:
         known = numbers(*study)["bytes" if unit in ("MB", "GB") else unit]
-        written = {f"{v / UNITS[unit]:+.{digits}f}" for v in known}
+        written = {f"{v * UNITS[unit]:+.{digits}f}" for v in known}
         if unit == "points" and value[0] not in "+-":
-            written |= {f"{-v / UNITS[unit]:+.{digits}f}" for v in known}
+            written |= {f"{-v * UNITS[unit]:+.{digits}f}" for v in known}
         if (value if value[0] in "+-" else f"+{value}") in written:
             return True
     return False
