@@ -115,6 +115,48 @@ def test_a_model_that_is_looked_at_says_the_same(monkeypatch: pytest.MonkeyPatch
     assert torch.allclose(quick, plain, atol=1e-5)
 
 
+@given(
+    channels=st.integers(1, 5),
+    size=st.tuples(st.integers(3, 9), st.integers(3, 9)),
+    window=st.tuples(st.integers(1, 4), st.integers(1, 3)),
+    stride=st.one_of(st.none(), st.tuples(st.integers(1, 4), st.integers(1, 4))),
+    inside=st.booleans(),
+    gone=st.booleans(),
+)
+def test_pooling_for_evaluation_is_pooling(channels, size, window, stride, inside, gone) -> None:  # type: ignore[no-untyped-def]
+    """The same bits in the same memory layout, so that the next layer computes the same, too."""
+    x = torch.randn(2, channels, *size, generator=torch.Generator().manual_seed(0))
+    x = x.contiguous(memory_format=torch.channels_last) if inside else x
+    if gone:
+        x[0, 0, 0, 0] = torch.nan
+    if window[0] > size[0]:
+        with pytest.raises(RuntimeError, match="too small"):
+            single.quick_max_pool2d(x, window, stride)
+        return
+    actual, expected = single.quick_max_pool2d(x, window, stride), torch.nn.functional.max_pool2d(x, window, stride)
+    assert isinstance(actual, Tensor)
+    assert torch.equal(actual.nan_to_num(99), expected.nan_to_num(99))
+    assert actual.stride() == expected.stride()
+
+
+def test_evaluation_pools_by_strips_and_training_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    real = single._maxima
+    monkeypatch.setattr(single, "_maxima", lambda *given: used.append(1) or real(*given))
+    task = Task(nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3 * 3 * 3, 2)))
+    x, params = torch.randn(9, 2, 8, 8), task.init(0)
+    task.predict(params, x)
+    assert len(used) == 2
+    rows = Rows.of(x=x, y=torch.zeros(9, dtype=torch.int64))
+    run_one(Fit(lambda w, b, _: task.loss(w, b), params, rows, SGD(lr=0.1, batch=8), seed=1))
+    with single.Quick():
+        leaf = x.clone().requires_grad_()
+        torch.nn.functional.max_pool2d(leaf, 2).sum().backward()
+        for more in ({"padding": 1}, {"dilation": 2}, {"ceil_mode": True}, {"return_indices": True}):
+            torch.nn.functional.max_pool2d(x, 2, **more)
+    assert len(used) == 2
+
+
 def test_only_large_plain_convolutions_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = torch.randn(1, 4, 6, 6), torch.randn(4, 2, 3, 3, requires_grad=True)
     monkeypatch.setattr(single, "WIDE", 1)

@@ -1,14 +1,14 @@
-"""One client at a time: faster large convolutions for models that are too large for a stack."""
+"""One client at a time: faster large convolutions for models that are too large for a stack, and faster pooling for evaluation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv2d
+from torch.nn.functional import conv2d, max_pool2d
 from torch.overrides import TorchFunctionMode
 
 from kilter.fast import switch, winograd
@@ -18,12 +18,13 @@ from kilter.fast.client_random import Arguments, ClientRandom, Draws, NamedArgum
 TRANSFORMED: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 Pair = tuple[int, int]
 WIDE = 500_000  # weights: from here on, the weight gradient is faster as a matrix product
+SMALL = (2, 3)  # heights and widths of pooling windows for which strips are faster
 CHANNELS = 64  # in and out: from here on, a 3x3 convolution is faster by Winograd's algorithm
 
 
 def _pair(value: int | Pair) -> Pair:
     """One number for both directions, or one for each."""
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
 
 class Single(Draws):
@@ -36,7 +37,7 @@ class Single(Draws):
 
 
 class Quick(TorchFunctionMode):
-    """Inside this context, large convolutions are faster. For evaluation."""
+    """Inside this context, large convolutions and maximum pooling are faster. For evaluation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class Quick(TorchFunctionMode):
     def __torch_function__(
         self, func: TorchFunction, types: object, args: Arguments = (), kwargs: NamedArguments | None = None
     ) -> object:
-        return (quick_conv2d if func is conv2d and self.enabled else func)(*args, **(kwargs or {}))
+        return (QUICK.get(func, func) if self.enabled else func)(*args, **(kwargs or {}))
 
 
 def quick_conv2d(
@@ -65,6 +66,44 @@ def quick_conv2d(
             out: Tensor = _Large.apply(input, weight, bias, _pair(stride), _pair(padding), m)  # type: ignore[no-untyped-call]
             return out
     return conv2d(input, weight, bias, stride, padding, dilation, groups)
+
+
+def quick_max_pool2d(
+    input: Tensor,
+    kernel_size: int | Pair,
+    stride: int | Pair | None = None,
+    padding: int | Pair = 0,
+    dilation: int | Pair = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """torch's max_pool2d. Small windows become maxima of strips, which is many times faster where no gradient is needed."""
+    window = _pair(kernel_size)
+    usual = (_pair(padding), _pair(dilation), ceil_mode, return_indices) == ((0, 0), (1, 1), False, False)
+    fits = window[0] <= input.shape[-2] and window[1] <= input.shape[-1]
+    if (
+        usual
+        and fits
+        and set(window) <= set(SMALL)
+        and not TRANSFORMED()
+        and not (input.requires_grad and torch.is_grad_enabled())
+    ):
+        down, right = _pair(stride or window)
+        return _maxima(_maxima(input, -2, window[0], down), -1, window[1], right)
+    out: Tensor | tuple[Tensor, Tensor] = max_pool2d(
+        input, kernel_size, stride, padding, dilation, ceil_mode=ceil_mode, return_indices=return_indices
+    )
+    return out
+
+
+def _maxima(x: Tensor, dim: int, window: int, stride: int) -> Tensor:
+    """The maximum of each window along this dimension."""
+    length = (x.shape[dim] - window) // stride * stride + 1
+    strips = (x.transpose(dim, 0)[i : i + length : stride].transpose(dim, 0) for i in range(window))
+    return reduce(torch.maximum, strips)
+
+
+QUICK: dict[object, Callable[..., Any]] = {conv2d: quick_conv2d, max_pool2d: quick_max_pool2d}
 
 
 def _tile(x: Tensor, w: Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> int:
