@@ -74,26 +74,16 @@ def quick_max_pool2d(
     stride: int | Pair | None = None,
     padding: int | Pair = 0,
     dilation: int | Pair = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+    **more: Any,
+) -> Any:
     """torch's max_pool2d. Small windows become maxima of strips, which is many times faster where no gradient is needed."""
     window = _pair(kernel_size)
-    usual = (_pair(padding), _pair(dilation), ceil_mode, return_indices) == ((0, 0), (1, 1), False, False)
-    fits = window[0] <= input.shape[-2] and window[1] <= input.shape[-1]
-    if (
-        usual
-        and fits
-        and set(window) <= set(SMALL)
-        and not TRANSFORMED()
-        and not (input.requires_grad and torch.is_grad_enabled())
-    ):
+    usual = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not any(more.values())
+    small = set(window) <= set(SMALL) and window[0] <= input.shape[-2] and window[1] <= input.shape[-1]
+    if usual and small and not TRANSFORMED() and not (input.requires_grad and torch.is_grad_enabled()):
         down, right = _pair(stride or window)
         return _maxima(_maxima(input, -2, window[0], down), -1, window[1], right)
-    out: Tensor | tuple[Tensor, Tensor] = max_pool2d(
-        input, kernel_size, stride, padding, dilation, ceil_mode=ceil_mode, return_indices=return_indices
-    )
-    return out
+    return max_pool2d(input, kernel_size, stride, padding, dilation, **more)
 
 
 def _maxima(x: Tensor, dim: int, window: int, stride: int) -> Tensor:
