@@ -69,8 +69,8 @@ def federation(clients: dict[str, Data] | int = 4, **options: Any) -> Simulation
     return Simulation(made, **{"bench": bench(), "public": public()} | options)
 
 
-def mlp_task(width: int = 16) -> Task:
-    return Task(lambda: build(f"mlp:{width}", SHAPE, 10))
+def mlp_task(width: int = 16, augment: str = "") -> Task:
+    return Task(lambda: build(f"mlp:{width}", SHAPE, 10), augment=augment)
 
 
 class Normed(nn.Module):

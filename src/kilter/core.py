@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 import torch
 from torch import Tensor
 
+from kilter.errors import Mistake
 from kilter.options import check, option
 from kilter.seeds import derive, generator
 
@@ -346,9 +347,14 @@ class Method(ABC):
 
     tasks: ClassVar[frozenset[str]] = frozenset()  # what it can learn (kilter.tasks.kinds); empty: everything
     tasks_reason: ClassVar[str] = ""  # why not the others
+    mixes_rows: ClassVar[bool] = True  # whether its loss is the task's, so that mixup applies
 
     def __post_init__(self) -> None:
         check(self, type(self).__name__)
+        if self.task.mixes and not self.mixes_rows:
+            raise Mistake(
+                f"{type(self).__name__} has a loss of its own, which cannot mix rows: leave mixup out of --augment."
+            )
 
     @abstractmethod
     def setup(self, fed: Federation) -> Tree:

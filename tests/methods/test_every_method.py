@@ -11,10 +11,12 @@ from acting import run, states, together
 from torch import nn
 
 from kilter.core import AtNodes, Data, Fit, Rows
+from kilter.errors import Mistake
 from kilter.federate import federate
 from kilter.methods import methods
 from kilter.records.run_folder import Store
 from kilter.seeds import derive
+from kilter.tasks import augment
 from kilter.train import SGD, batches
 from small import (
     bench,
@@ -62,6 +64,36 @@ def test_the_seed_determines_the_result() -> None:
     assert same(a.state, b.state)
     assert timeless(a.summary) == timeless(b.summary)
     assert not near(a.state, run("fedavg", clients, 2, seed=5).state, 1e-3)
+
+
+QUICKLY: dict[str, dict[str, Any]] = {
+    "slfed": {"pictures": 4},
+    "feddisk": {"density_rounds": 1, "own_epochs": 1},
+    "fedpcl": {"pretrain": 1},
+}
+
+
+@pytest.mark.parametrize("name", methods())
+def test_augmentation_reaches_training(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a loss of its own, a method could leave --augment without effect. Stacked and alone give the same."""
+    seen: list[int] = []
+    monkeypatch.setitem(augment.IMAGES, "flip", lambda x: seen.append(1) or x.flip(-1))
+    task = mlp_task(augment="flip")
+    trained = []
+    for stack in (True, False):
+        seen.clear()
+        topology = "full" if "everyone" in methods()[name].needs else "star"
+        with federation(3, stack=stack, topology=topology) as fed:
+            trained.append(federate(method(name, task, **QUICKLY.get(name, {})), fed, 2, evaluate_every=2).model)
+        assert seen
+    if isinstance(trained[0], dict):
+        assert near(*trained, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["moon", "fedrod", "fedmix"])
+def test_a_loss_of_its_own_cannot_mix_rows(name: str) -> None:
+    with pytest.raises(Mistake, match="leave mixup out of --augment"):
+        method(name, mlp_task(augment="mixup"))
 
 
 def test_no_test_row_reaches_training() -> None:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from kilter.core import Node
 from kilter.methods.moon import Moon
+from kilter.tasks import augment
 from kilter.train import SGD
-from small import near, normed_task, same, skewed
+from small import digits, mlp_task, near, normed_task, same, skewed
 
 
 def moon(**settings: Any) -> Moon:
@@ -66,11 +67,28 @@ def test_past_models_are_fixed_and_replaced_in_order() -> None:
     for round in (1, 2, 3):
         node.round = round
         (w, _), (fit,), (after,) = play(run.train(node, w))
-        assert fit.ctx.tolist() == [round > 1, round > 2]
+        held, others = fit.ctx
+        assert held.tolist() == [round > 1, round > 2]
+        assert not others  # images are as they are, so features come with the rows
         assert not fit.rows["near"].requires_grad
         assert not fit.rows["far"].requires_grad
         assert same(node.state["past"][-1], after)
         assert len(node.state["past"]) == min(round, 2)
+
+
+def test_augmented_images_are_compared_as_they_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss on images that an augmentation doubles is the loss on doubled images."""
+    monkeypatch.setitem(augment.IMAGES, "flip", lambda x: x * 2)
+    network = mlp_task()
+    doubling = Moon(task=mlp_task(augment="flip"), local=SGD(), mu=5.0)
+    plain = Moon(task=network, local=SGD(), mu=5.0)
+    w, common, past = (network.init(seed) for seed in range(3))
+    rows, held = digits().take(torch.arange(20)).batch(torch.arange(20)), torch.tensor([True])
+    twice = rows | {"x": rows["x"] * 2}
+    near, far = (network.features(p, twice["x"]) for p in (common, past))
+    expected = plain.loss(w, twice | {"near": near, "far": far[:, None]}, (held, []))
+    assert torch.allclose(doubling.loss(w, rows, (held, [common, past])), expected)
+    assert not torch.allclose(plain.loss(w, rows | {"near": near, "far": far[:, None]}, (held, [])), expected)
 
 
 def test_the_received_model_is_not_modified() -> None:

@@ -38,6 +38,7 @@ class FedMix(Method):
     states_average = False
     tasks = frozenset({"multi-class", "binary", "text"})
     tasks_reason = "it mixes one-hot labels"
+    mixes_rows = False
 
     def setup(self, fed: Federation) -> State:
         state: State = {"w": self.task.init(fed.seed), "means": {}, "has": []}
@@ -83,7 +84,7 @@ class FedMix(Method):
 
     @alone
     def loss(self, w: Params, batch: Batch, _: None) -> Tensor:
-        x = ((1 - self.lam) * batch["x"]).requires_grad_()
+        x = ((1 - self.lam) * self.task.augmented(batch["x"])).requires_grad_()
         out = self.task.outputs(w, x, training=True)
         own = self.task.rows_loss(out, batch["y"])
         (slope,) = torch.autograd.grad(own.sum(), x, create_graph=True)  # row by row: d own_i / dx_i

@@ -26,6 +26,7 @@ class FedPCL(Method):
     that have c; it replaces missing ones. P_k minimises CE(z . C/tau, y) with the global prototypes C, plus the mean of the same
     loss over the prototypes of each client. Prediction is by the most similar global prototype. There is no global model.
     The encoder is the network's body, trained on the aggregator's public rows (`pretrain`), or left as it is (`pretrain=0`).
+    Only its training augments images, because clients compute features of their rows once.
     Keeps: its projection P_k.  Sends: its classes, and a prototype of each.
     """
 

@@ -26,6 +26,7 @@ class FedROD(Method):
     sends = frozenset({"model", "counts"})
     tasks = frozenset({"multi-class", "binary", "text"})
     tasks_reason = "it balances classes by their counts"
+    mixes_rows = False
 
     def setup(self, fed: Federation) -> Params:
         return self.task.init(fed.seed)
@@ -46,7 +47,7 @@ class FedROD(Method):
         return average(replies.values())
 
     def loss(self, w: Params, batch: Batch, prior: Tensor) -> Tensor:
-        f = self.task.features(w, batch["x"], training=True)
+        f = self.task.features(w, self.task.augmented(batch["x"]), training=True)
         g = self.task.head(w, f)
         return cross_entropy(g + prior, batch["y"]) + cross_entropy(
             g.detach() + self.personal_logits(w, f.detach()), batch["y"]

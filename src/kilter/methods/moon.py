@@ -18,7 +18,8 @@ class Moon(Method):
 
     l = CE + mu l_con,  l_con = -ln [e^{cos(z, z_g)/tau} / (e^{cos(z, z_g)/tau} + sum_p e^{cos(z, z_p)/tau})].
     z is the output of the body (of the projection, if the model has one). z_g and z_p are fixed during a fit, so they are
-    computed once for each row. In a node's first round there are no past models, and l_con = -ln 1 = 0.
+    computed once for each row; if images are augmented, for each batch instead, because all three must see the same image.
+    In a node's first round there are no past models, and l_con = -ln 1 = 0.
     Keeps: its last local models.  Sends: its model, and how many rows it trained on.
     """
 
@@ -27,6 +28,7 @@ class Moon(Method):
     buffer: int = option(1, "Past local models a node keeps.", at_least=1)
 
     sends = frozenset({"model", "counts"})
+    mixes_rows = False
 
     def setup(self, fed: Federation) -> Params:
         return self.task.init(fed.seed)
@@ -37,12 +39,14 @@ class Moon(Method):
     @step
     def train(self, node: Node, w: Params) -> Generator[Fit, Params, tuple[Params, int]]:
         past = node.state.get("past", [])
-        near = self.represent(w, node)
-        far = [self.represent(p, node) for p in past] + [torch.zeros_like(near)] * (self.buffer - len(past))
-        held = torch.arange(self.buffer) < len(
-            past
-        )  # empty places are masked, so that the fits of all nodes have one shape
-        w = yield node.fit(self.loss, w, self.local, ctx=held, near=near, far=torch.stack(far, 1))
+        empty = self.buffer - len(past)  # empty places are masked, so that the fits of all nodes have one shape
+        held = torch.arange(self.buffer) < len(past)
+        if self.task.augments:
+            w = yield node.fit(self.loss, w, self.local, ctx=(held, [w, *past, *[w] * empty]))
+        else:
+            near, *far = (self.represent(p, node) for p in (w, *past))
+            far += [torch.zeros_like(near)] * empty
+            w = yield node.fit(self.loss, w, self.local, ctx=(held, []), near=near, far=torch.stack(far, 1))
         node.state["past"] = [*past, w][-self.buffer :]
         return w, len(node.data.train)
 
@@ -50,10 +54,17 @@ class Moon(Method):
     def combine(self, hub: Node, w: Params, replies: Replies) -> Params:
         return average(replies.values())
 
-    def loss(self, w: Params, batch: Batch, held: Tensor) -> Tensor:
-        z = self.task.features(w, batch["x"], training=True)
+    def loss(self, w: Params, batch: Batch, fixed: tuple[Tensor, list[Params]]) -> Tensor:
+        held, others = fixed
+        x = self.task.augmented(batch["x"])
+        z = self.task.features(w, x, training=True)
         losses = self.task.rows_loss(self.task.head(w, z), batch["y"])
-        return losses.mean() + self.mu * self.contrast(z, batch["near"], batch["far"], held).mean()
+        if others:
+            near, *past = (self.task.features(p, x) for p in others)
+            far = torch.stack(past, 1)
+        else:
+            near, far = batch["near"], batch["far"]
+        return losses.mean() + self.mu * self.contrast(z, near, far, held).mean()
 
     def contrast(self, z: Tensor, near: Tensor, far: Tensor, held: Tensor) -> Tensor:
         """l_con of each row: z and near (n, d), far (n, buffer, d), held (buffer,)."""

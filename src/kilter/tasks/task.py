@@ -233,11 +233,25 @@ class Task:
             return x
         return (x - self._shift.to(x.device)) / self._spread.to(x.device)
 
-    def losses(self, params: Params, batch: Batch) -> Tensor:
-        """The training loss of each row, augmented if the task says so."""
-        x = batch["x"]
+    def augmented(self, x: Tensor) -> Tensor:
+        """A training batch with its random augmentations, for a loss of a method's own; `losses` applies them by itself."""
         for augment in self._augmentations:
             x = augment(x)
+        return x
+
+    @property
+    def augments(self) -> bool:
+        """Whether training batches are augmented, so that what is computed once for each row would be of other images."""
+        return bool(self._augmentations)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether the training loss mixes rows (mixup)."""
+        return self._mixes
+
+    def losses(self, params: Params, batch: Batch) -> Tensor:
+        """The training loss of each row, augmented if the task says so."""
+        x = self.augmented(batch["x"])
 
         def of(x: Tensor, y: Tensor) -> Tensor:
             return self.rows_loss(self.outputs(params, x, training=True), y)
