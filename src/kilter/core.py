@@ -351,7 +351,7 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         check(self, type(self).__name__)
-        if self.task.mixes and not self.mixes_rows:
+        if not self.mixes_rows and self.task.mixes:
             raise Mistake(
                 f"{type(self).__name__} has a loss of its own, which cannot mix rows: leave mixup out of --augment."
             )
