@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 import torch
 from torch import Tensor
 
-from kilter.errors import Mistake
 from kilter.options import check, option
 from kilter.seeds import derive, generator
 
@@ -341,9 +340,7 @@ class Method(ABC):
     needs: ClassVar[frozenset[str]] = frozenset()  # of {"public", "aggregator", "everyone"}, checked before a run
     pools: ClassVar[bool] = True  # whether it combines models with `fed.pool`, so that --robust and --server apply
     states_average: ClassVar[bool] = True  # whether the mean of states of two groups is a state (aggregators:k)
-    sends: ClassVar[frozenset[str]] = frozenset(
-        {"rows"}
-    )  # what leaves a node (DISCLOSURES); undeclared: assume the worst
+    sends: ClassVar[frozenset[str]] = frozenset({"rows"})  # what leaves a node (DISCLOSURES); undeclared: the worst
 
     tasks: ClassVar[frozenset[str]] = frozenset()  # what it can learn (kilter.tasks.kinds); empty: everything
     tasks_reason: ClassVar[str] = ""  # why not the others
@@ -351,10 +348,8 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         check(self, type(self).__name__)
-        if not self.mixes_rows and self.task.mixes:
-            raise Mistake(
-                f"{type(self).__name__} has a loss of its own, which cannot mix rows: leave mixup out of --augment."
-            )
+        if not self.mixes_rows:
+            self.task.refuse_mixup(type(self).__name__)
 
     @abstractmethod
     def setup(self, fed: Federation) -> Tree:

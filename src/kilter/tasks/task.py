@@ -244,10 +244,10 @@ class Task:
         """Whether training batches are augmented, so that what is computed once for each row would be of other images."""
         return bool(self._augmentations)
 
-    @property
-    def mixes(self) -> bool:
-        """Whether the training loss mixes rows (mixup)."""
-        return self._mixes
+    def refuse_mixup(self, method: str) -> None:
+        """Refuse mixup for a method whose loss is not this task's."""
+        if self._mixes:
+            raise Mistake(f"{method} has a loss of its own, which cannot mix rows: leave mixup out of --augment.")
 
     def losses(self, params: Params, batch: Batch) -> Tensor:
         """The training loss of each row, augmented if the task says so."""
