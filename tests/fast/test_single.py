@@ -155,6 +155,8 @@ def test_evaluation_pools_by_strips_and_training_does_not(monkeypatch: pytest.Mo
         torch.nn.functional.max_pool2d(leaf, 2).sum().backward()
         for more in ({"padding": 1}, {"dilation": 2}, {"ceil_mode": True}, {"return_indices": True}):
             torch.nn.functional.max_pool2d(x, 2, **more)
+        with pytest.raises(RuntimeError, match="stride should not be zero"):
+            torch.nn.functional.max_pool2d(x, 2, 0)
     assert len(used) == 2
 
 

@@ -78,10 +78,10 @@ def quick_max_pool2d(
 ) -> Any:
     """torch's max_pool2d. Small windows become maxima of strips, which is many times faster where no gradient is needed."""
     window = _pair(kernel_size)
-    usual = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not any(more.values())
+    down, right = window if stride is None else _pair(stride)
+    usual = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and min(down, right) > 0 and not any(more.values())
     small = set(window) <= set(SMALL) and window[0] <= input.shape[-2] and window[1] <= input.shape[-1]
     if usual and small and not TRANSFORMED() and not (input.requires_grad and torch.is_grad_enabled()):
-        down, right = _pair(stride or window)
         return _maxima(_maxima(input, -2, window[0], down), -1, window[1], right)
     return max_pool2d(input, kernel_size, stride, padding, dilation, **more)
 
