@@ -35,7 +35,7 @@ def test_written_file_repeats_the_run(tmp_path):
         ({"metod": "fedavg"}, "did you mean 'method'"),
         ({"method": "fedporx"}, "did you mean 'fedprox'"),
         ({"method": "fedprox", "settings": {"mo": 1}}, "did you mean 'mu'"),
-        ({"method": "fedavg", "settings": {"mu": 1}}, "no settings of its own"),
+        ({"method": "solo", "settings": {"mu": 1}}, "no settings of its own"),
         ({"method": "fedprox", "settings": {"mu": "strong"}}, "takes a number"),
         ({"clients": "ten"}, "whole number"),
         ({"clients": 2.5}, "whole number"),

@@ -205,9 +205,10 @@ class Experiment:
         check_values(own.values(), settings, kind.__name__)
         return settings, plan
 
-    def write(self) -> str:
-        """The text of a TOML file that repeats the run."""
-        return tomli_w.dumps({**asdict(self), "versions": versions()})
+    def write(self, before: Path | None = None) -> str:
+        """The text of a TOML file that repeats the run. `before`: its file when it had fewer rounds."""
+        earlier = read_toml(before).get("versions") if before and before.exists() else None
+        return tomli_w.dumps({**asdict(self), "versions": versions(earlier)})
 
     # Building ------------------------------------------------------------------------------------------------------
 
@@ -328,6 +329,7 @@ class Experiment:
         extend: bool = False,
     ) -> Result:
         """Run all rounds, from the store's checkpoint if it has one. `extend`: the run may have fewer rounds so far."""
+        settings = store.path("experiment.toml")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NothingTrained)  # it is raised below
             result = federate(
@@ -341,7 +343,7 @@ class Experiment:
                 checkpoint_seconds=checkpoint_seconds,
                 name=self.method,
                 experiment=asdict(self),
-                extend=(lambda: write(store.path("experiment.toml"), self.write())) if extend else None,
+                extend=(lambda: write(settings, self.write(settings))) if extend else None,
                 info=self.model_info(method),
             )
         if result.summary.outcome != "trained":

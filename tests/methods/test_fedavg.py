@@ -48,6 +48,13 @@ def test_models_are_weighted_by_the_rows_of_the_participants() -> None:
     assert actual.state["w"].item() == pytest.approx(w, rel=1e-5)
 
 
+@pytest.mark.parametrize(("weigh", "step"), [("rows", 1.75), ("equal", 1.5)])
+def test_models_can_count_equally(weigh: str, step: float) -> None:
+    clients = {"a": constant([[1.0]]), "b": constant([[2.0]] * 3)}
+    actual = run("fedavg", clients, 1, linear_task([0.0]), local=SGD(lr=1.0, batch=0), weigh=weigh)
+    assert actual.state["w"].item() == pytest.approx(-step, rel=1e-6)
+
+
 def test_learning_happens() -> None:
     actual = run("fedavg", skewed(rows=800), 10, local=SGD(lr=0.2, batch=16), bench=bench())
     losses = [r.loss for r in actual.rounds[1:]]

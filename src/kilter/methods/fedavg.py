@@ -2,10 +2,12 @@
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
 from kilter.core import Batch, Federation, Fit, Method, Node, Params, Replies, Tree, step
+from kilter.options import option
 from kilter.params import average
 
 
@@ -13,8 +15,11 @@ from kilter.params import average
 class FedAvg(Method):
     """Every participant trains from w; then w <- sum_k n_k/n_S w_k over the participants of the round.
 
+    weigh="equal" is the plain mean of their models, a control for methods whose weights are closer to equal than n_k/n_S.
     Keeps: nothing.  Sends: its model, and how many rows it trained on.
     """
+
+    weigh: Literal["rows", "equal"] = option("rows", "What a model's weight follows: its number of rows, or nothing.")
 
     sends = frozenset({"model", "counts"})
 
@@ -31,7 +36,7 @@ class FedAvg(Method):
 
     @step
     def combine(self, hub: Node, w: Params, replies: Replies) -> Params:
-        return average(replies.values())
+        return average((w, n if self.weigh == "rows" else 1) for w, n in replies.values())
 
     def loss(self, w: Params, batch: Batch, _: Tree) -> Tensor:
         return self.task.loss(w, batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -12,11 +13,16 @@ import torch
 
 import kilter
 
+BEGAN_WITH = "began with"  # among the versions of a run that was extended under others
 
-def versions() -> dict[str, str]:
-    """The versions of the software, for the record of a run."""
+
+def versions(earlier: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The versions of the software, for the record of a run. `earlier`: those that began it, of which all others are kept."""
     packages = {name: version(name) for name in ("kilter", "torch", "numpy", "scikit-learn")}
-    return {"python": platform.python_version(), **packages, "commit": commit(), "cpu": cpu()}
+    now = {"python": platform.python_version(), **packages, "commit": commit(), "cpu": cpu()}
+    changed = [f"{k} {v}" for k, v in (earlier or {}).items() if k != BEGAN_WITH and v != now.get(k)]
+    before = [*filter(None, [(earlier or {}).get(BEGAN_WITH)]), *filter(None, [", ".join(changed)])]
+    return now | ({BEGAN_WITH: "; ".join(before)} if before else {})
 
 
 @cache

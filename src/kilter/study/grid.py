@@ -57,10 +57,7 @@ class Job:
 
     @cached_property
     def folder(self) -> str:
-        """The name of its folder. With the digest of the experiment, a run with changed settings has another folder."""
-        e = self.experiment
-        method = Path(e.method).name.rpartition(":")[2]
-        return f"{slug(f'{Path(e.data).stem}-{e.partition}-{method}-s{e.seed}')}-{digest(e)}"
+        return run_name(self.experiment)
 
     @property
     def title(self) -> str:
@@ -180,6 +177,12 @@ class Study:
         if isinstance(self.target, str):
             return None
         return self.target.get(str({**self.common, **cell.values}.get("data", Experiment().data)))
+
+
+def run_name(e: Experiment) -> str:
+    """The name of a run's folder. With the digest of the experiment, a run with changed settings has another folder."""
+    method = Path(e.method).name.rpartition(":")[2]
+    return f"{slug(f'{Path(e.data).stem}-{e.partition}-{method}-s{e.seed}')}-{digest(e)}"
 
 
 def slug(text: str) -> str:

@@ -16,6 +16,7 @@ from kilter.metrics import Direction, is_of_one_class
 from kilter.records.display import SHARES, metric
 from kilter.records.run_folder import read_clients, read_partition, read_rounds, read_summary
 from kilter.records.types import ClientReport, Notice, Partition, Round, Spread
+from kilter.records.versions import BEGAN_WITH
 from kilter.study.folder import Folder
 from kilter.study.grid import Job, Study
 from kilter.study.runner import FailedRun
@@ -174,6 +175,8 @@ def tabulate(
     cells = [_cell(study, cell, runs, chosen) for cell in study.cells]
     versions = {json.dumps(r.versions, sort_keys=True) for some in runs.values() for r in some}
     notes = []
+    if any(BEGAN_WITH in v for v in versions):
+        notes.append("Runs were extended under other versions than they began with: see `versions` in results.json.")
     if len(versions) > 1:
         notes.append("The runs used different versions of the code or its libraries: see `versions` in results.json.")
     main = next((r.metric for some in runs.values() for r in some), "accuracy")

@@ -29,8 +29,9 @@ from kilter.data.preparation import FILE as PREPARATION_FILE
 from kilter.errors import Mistake
 from kilter.experiment import DATA_FIELDS, Experiment
 from kilter.federate import Watch
-from kilter.records.run_folder import Store, write
+from kilter.records.run_folder import CHECKPOINT, Store, write
 from kilter.records.types import Round
+from kilter.study.extension import copy_run, shorter_run
 from kilter.study.folder import Folder
 from kilter.study.grid import Job
 
@@ -215,10 +216,14 @@ def _work(job: Job, folder: Path, pipe: Connection, foreign: list[Connection], p
 
 
 def run_one(experiment: Experiment, folder: Path, watch: Watch) -> None:
-    """One run in this process, from its checkpoint if it has one."""
+    """One run in this process, from its checkpoint if it has one, or from a finished run with fewer rounds."""
     datasets: list[Dataset] = []
     method, fed = PreloadedExperiment(**vars(experiment)).build(workers=1, inspect=datasets.append)
     with fed:
+        if not (folder / CHECKPOINT).exists() and not method.depends_on_rounds():
+            shorter = shorter_run(experiment, folder)
+            if shorter is not None:
+                copy_run(shorter, folder)
         store = Store(folder)
         if not (folder / "experiment.toml").exists():
             write(folder / "experiment.toml", experiment.write())
@@ -226,7 +231,7 @@ def run_one(experiment: Experiment, folder: Path, watch: Watch) -> None:
             write(folder / "schema.toml", datasets[0].schema.text())
         if datasets[0].preparation is not None:
             write(folder / PREPARATION_FILE, datasets[0].preparation.text())
-        experiment.run(method, fed, store, watch)
+        experiment.run(method, fed, store, watch, extend=True)
         store.close()
 
 
