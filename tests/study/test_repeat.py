@@ -43,6 +43,31 @@ def test_a_repeated_run_has_the_same_bits_and_a_changed_number_is_noticed(tmp_pa
     assert "differs by up to 1.00 points" in str(drifted)
 
 
+@pytest.mark.parametrize(("method", "rounds"), [("fedavg", (3, 6)), ("local", (3, 6)), ("tuned", (6, 6))])
+def test_of_a_long_run_the_first_rounds_are_repeated(method: str, rounds: tuple[int, int], tmp_path: Path) -> None:
+    values = {"data": "digits", "rows": 200, "clients": 2, "rounds": 6, "model": "mlp:8", "evaluate_every": 2}
+    entries = {
+        "fedavg": "fedavg",
+        "local": {"method": "fedbn", "label": "local"},
+        "tuned": {
+            "method": "fedavg-tuned",
+            "lr_schedule": "fedbe",
+            "label": "tuned",
+        },  # depends on the number of rounds
+    }
+    study = Study.of({"name": "tiny", "methods": [entries[method]], "seeds": 1, "experiment": values})
+    with Folder(tmp_path) as folder:
+        publish(conduct(study, folder, 1, Console(quiet=True)), tmp_path, "test")
+    repeated = repeat(study, tmp_path, seconds=0.001)
+    assert repeated.is_same
+    assert repeated.rounds == rounds
+    assert ("same bits in the first 3 of 6 rounds" in str(repeated)) == (method != "tuned")
+    stored = json.loads((tmp_path / "results.json").read_text())
+    stored["lines"][0]["runs"][0]["curves"]["global"]["2"] += 0.01
+    (tmp_path / "results.json").write_text(json.dumps(stored))
+    assert "differs by up to 1.00 points" in str(repeat(study, tmp_path, seconds=0.001))
+
+
 def test_a_study_file_that_was_changed_since_cannot_be_repeated(tmp_path: Path) -> None:
     values = {"data": "digits", "rows": 200, "clients": 2, "rounds": 1, "model": "mlp:8"}
     study = Study.of({"name": "tiny", "methods": ["fedavg"], "seeds": 1, "experiment": values})

@@ -1,23 +1,27 @@
 """Repeat one cheap run of a published study on this machine, and compare it with the published one.
 
-Accuracies of few test rows can agree where models do not, so training losses are compared, too.
+Accuracies of few test rows can agree where models do not, so training losses are compared, too. Of a long run only the first rounds
+are repeated, which are those of a shorter run.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kilter.errors import Mistake
+from kilter.experiment import Experiment
 from kilter.study.grid import Job, Study
 from kilter.study.results import Run, read_run
-from kilter.study.runner import run_one
+from kilter.study.runner import PreloadedExperiment, run_one
 from kilter.study.schema import MEASURES
 from kilter.study.stored import as_run
 
 EXACT = 5.01e-7  # results.json rounds curves to six digits
+SECONDS = 60.0  # longer runs are repeated up to the round that they reached in this time
 
 
 @dataclass(frozen=True)
@@ -26,8 +30,7 @@ class Repeated:
 
     study: str
     title: str
-    published: dict[str, float]  # final accuracy by measure
-    repeated: dict[str, float]
+    rounds: tuple[int, int]  # repeated, of the published run
     drift: float  # largest difference of any evaluated accuracy, in points
     loss_drift: (
         float | None
@@ -45,6 +48,8 @@ class Repeated:
             words = f"differs by up to {self.drift:.2f} points"
         elif self.loss_drift:
             words = f"same accuracies, training losses differ by up to {self.loss_drift:.1e}"
+        some, whole = self.rounds
+        words += f" in the first {some} of {whole} rounds" if some < whole else ""
         return f"{self.study}: {words}  ({self.title}; {self.seconds:.0f} s; published on {self.machine})"
 
 
@@ -63,22 +68,42 @@ def cheapest(study: Study, folder: Path) -> tuple[Job, Run]:
     return jobs[key], runs[key]
 
 
-def repeat(study: Study, folder: Path) -> Repeated:
-    """Run the cheapest published run of a study again."""
+def repeat(study: Study, folder: Path, seconds: float = SECONDS) -> Repeated:
+    """Run the cheapest published run of a study again, or as many of its rounds as it published in so many seconds."""
     job, published = cheapest(study, folder)
+    whole, some = job.experiment.rounds, affordable(job.experiment, published.seconds, seconds)
     with TemporaryDirectory() as where:
-        run_one(job.experiment, Path(where), lambda *_: None)
+        run_one(replace(job.experiment, rounds=some), Path(where), lambda *_: None)
         again = read_run(job, Path(where))
+    if some < whole:  # its last evaluation is more thorough than that of a round in the middle
+        again = replace(
+            again, accuracy={}, curves={m: before(some, c) if m != "loss" else c for m, c in again.curves.items()}
+        )
     return Repeated(
         study.name,
         job.title,
-        published.accuracy,
-        again.accuracy,
+        (some, whole),
         drift(published, again),
         loss_drift(published, again),
         again.seconds,
         published.versions.get("cpu", "a processor that was not recorded"),
     )
+
+
+def affordable(experiment: Experiment, published: float, seconds: float) -> int:
+    """How many rounds to repeat of a run that took `published` seconds: at least up to the first evaluation, and one more."""
+    if published <= seconds:
+        return experiment.rounds
+    method, fed = PreloadedExperiment(**vars(experiment)).build(workers=1)
+    with fed:
+        if method.depends_on_rounds():
+            return experiment.rounds
+    rounds = max(math.floor(experiment.rounds * seconds / published), experiment.evaluate_every + 1)
+    return min(rounds, experiment.rounds)
+
+
+def before(round: int, curve: dict[int, float]) -> dict[int, float]:
+    return {t: value for t, value in curve.items() if t < round}
 
 
 def drift(published: Run, again: Run) -> float:
