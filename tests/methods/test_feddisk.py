@@ -355,6 +355,13 @@ def test_the_record_has_mean_share_clipped_auc_and_losses(brief):
     assert all(0 <= v <= 1 for v in shares)
 
 
+@pytest.mark.parametrize(("settings", "said"), [({}, 0), ({"judge_epochs": 0}, 3), ({"judge_lr": 1e6}, 3)])
+def test_a_classifier_that_did_not_improve_is_reported(settings, said):
+    with federation(skewed(3)) as fed:
+        result = federate(method("feddisk", rule="odds", **QUICK, **settings), fed, 1)
+    assert sum(n.count for n in result.summary.notices if "untrained one" in n.what) == said
+
+
 def test_weights_that_are_not_finite_become_ones_with_a_notice(brief, monkeypatch):
     monkeypatch.setattr(
         "kilter.methods.feddisk.weights_by_density", lambda ratio, tau: torch.full_like(ratio, float("nan"))

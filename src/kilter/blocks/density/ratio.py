@@ -146,12 +146,14 @@ def classify(
 ) -> Generator[Fit, Params, Tensor]:
     """P(class 1) of x by a classifier trained on these rows, with early stopping on the validation rows.
 
-    Records the classifier's AUC on the validation rows (on the training rows if there are none).
+    Records the classifier's AUC on the validation rows (on the training rows if there are none). A notice says if it learnt nothing.
     """
     judge = judge or Judge()
     task = classifier_task(rows["x"].flatten(1).shape[1], judge.units)
     plan, first = SGD(lr=judge.lr), task.init(node.seed)
     h = yield from fit_until_stale(node, task, first, plan, rows, valid, judge.epochs, judge.patience)
+    if h is first:
+        node.notice("the classifier of rows did not improve on validation: weights come from an untrained one")
     check = valid if len(valid) else rows
     scores = task.predict(h, check["x"]).softmax(1)[:, 1]
     node.record("AUC of the classifier", auc(scores[check["y"] == 0], scores[check["y"] == 1]))
