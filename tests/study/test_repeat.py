@@ -76,7 +76,21 @@ def test_a_study_file_that_was_changed_since_cannot_be_repeated(tmp_path: Path) 
     changed = Study.of({"name": "tiny", "methods": ["fedprox"], "seeds": 1, "experiment": values})
     with pytest.raises(Mistake, match="it was changed since"):
         repeat(changed, tmp_path)
+
+
+def test_a_tuned_run_is_repeated_with_the_chosen_settings(tmp_path: Path) -> None:
+    values = {"data": "digits", "rows": 200, "clients": 2, "rounds": 2, "model": "mlp:8", "lr": 0.3}
+    entries = [{"method": "fedprox", "label": "prox"}]
+    tuned = {"experiment": values, "tune": {"mu": [5.0, 0.1]}}
+    study = Study.of({"name": "tiny", "methods": entries, "seeds": 1, "presets": {"tuned": tuned}}, "tuned")
+    with Folder(tmp_path) as folder:
+        publish(conduct(study, folder, 1, Console(quiet=True)), tmp_path, "test")
+    repeated = repeat(study, tmp_path)
+    assert repeated.is_same
+    assert "tiny, tuned: same bits" in str(repeated)
+    assert "mu=" in repeated.title
     stored = json.loads((tmp_path / "results.json").read_text())
-    (tmp_path / "results.json").write_text(json.dumps({**stored, "tuning": [{}]}))
-    with pytest.raises(Mistake, match="were tuned"):
-        repeat(study, tmp_path)
+    chosen = stored["tuning"][0]["settings"]
+    chosen["mu"] = 5.1 - chosen["mu"]  # the other candidate gives another model
+    (tmp_path / "results.json").write_text(json.dumps(stored))
+    assert not repeat(study, tmp_path).is_same

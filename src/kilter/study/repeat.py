@@ -28,7 +28,7 @@ SECONDS = 60.0  # longer runs are repeated up to the round that they reached in 
 class Repeated:
     """A published run and how far a repetition is from it."""
 
-    study: str
+    study: str  # its name and preset
     title: str
     rounds: tuple[int, int]  # repeated, of the published run
     drift: float  # largest difference of any evaluated accuracy, in points
@@ -56,11 +56,10 @@ class Repeated:
 def cheapest(study: Study, folder: Path) -> tuple[Job, Run]:
     """The published run that took the least time and sent something, so that it is not the baseline of training alone."""
     stored = json.loads((folder / "results.json").read_text())
-    if stored["tuning"]:
-        raise Mistake(f"The settings of '{folder}' were tuned: repeat the study to compare with it.")
     lines = stored["lines"]
     runs = {(line["cell"], line["method"], r["seed"]): as_run(r) for line in lines for r in line["runs"]}
-    jobs = {(job.cell.name, job.label, job.seed): job for job in study.jobs()}
+    tuned = {(choice["cell"], choice["label"]): choice["settings"] for choice in stored["tuning"]}
+    jobs = {(job.cell.name, job.label, job.seed): job for job in study.jobs(tuned)}
     known = [key for key in jobs if key in runs and any(runs[key].spent.values())]
     if not known:
         raise Mistake(f"The study file has none of the runs in '{folder}': it was changed since.")
@@ -80,7 +79,7 @@ def repeat(study: Study, folder: Path, seconds: float = SECONDS) -> Repeated:
             again, accuracy={}, curves={m: before(some, c) if m != "loss" else c for m, c in again.curves.items()}
         )
     return Repeated(
-        study.name,
+        f"{study.name}, {study.preset}" if study.preset else study.name,
         job.title,
         (some, whole),
         drift(published, again),
