@@ -166,6 +166,21 @@ def test_a_hub_folder_is_read_again_to_check_it(
         export(model, "huggingface", tmp_path / "hub", read_rows(model, data))
 
 
+def test_a_new_site_with_images_as_arrays(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(120) % 2
+    x = (rng.random((120, 8, 8)) * 100 + 100 * y[:, None, None]).astype(np.uint8)
+    np.savez(tmp_path / "train.npz", x=x, y=y)
+    np.savez(tmp_path / "new.npz", x=x[:40], y=y[:40])
+    np.savez(tmp_path / "large.npz", x=np.zeros((40, 9, 9), np.uint8), y=y[:40])
+    folder = run(tmp_path / "run", tmp_path / "train.npz", model="cnn:8", partition="iid", clients=2)
+    model = load_model(folder)
+    result = evaluate_at_new_site(model, new_site_data(model, tmp_path / "new.npz", TableOptions()), steps=0)
+    assert result.received["accuracy"] > 0.9
+    with pytest.raises(Mistake, match=r"shape \(1, 9, 9\), and the model needs \(1, 8, 8\)"):
+        new_site_data(model, tmp_path / "large.npz", TableOptions())
+
+
 def test_a_new_site_with_and_without_fine_tuning(trained: tuple[Path, Path], tmp_path: Path) -> None:
     folder, _ = trained
     model = load_model(folder)

@@ -144,6 +144,16 @@ def test_pre_training_helps_clinics_with_few_images(tmp_path: Path) -> None:
 
 
 @pytest.mark.docs
+def test_each_data_set_in_a_sequence_makes_the_model_forget_the_last_one(tmp_path: Path) -> None:
+    if not (Path(os.environ.get("KILTER_DATA", "")) / "chest_xray.npz").is_file():
+        pytest.skip("KILTER_DATA has no chest_xray.npz")
+    on_the_first = accuracies("data_sets_in_sequence.py", tmp_path / "sequence")
+    assert len(on_the_first) == 4
+    assert on_the_first[0] > 80
+    assert max(on_the_first[1:]) < 80
+
+
+@pytest.mark.docs
 def test_pre_training_and_adapters_help_clinics_with_few_texts(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("peft")

@@ -11,6 +11,7 @@ from torch import Tensor
 from kilter.core import Batch, Fit, Params, Rows, Tree
 from kilter.data import Dataset, TableOptions, load
 from kilter.data.files import is_table
+from kilter.data.image_folders import is_image_folder
 from kilter.data.preparation import code_columns
 from kilter.data.schema import quoted
 from kilter.data.tables import read_table, table_files
@@ -37,13 +38,14 @@ def new_site_data(model: SavedModel, data: str | Path, options: TableOptions) ->
     task = str(facts.get("task") or "")
     classification = task in ("", "binary", "multi-class")
     options = replace(options, task="" if classification else task)
-    if len(model.shape) == 3:
+    path = Path(data).expanduser()
+    if len(model.shape) == 3 and (is_image_folder(path) or is_table(path)):  # arrays have their size already
         size, mode = f"{model.shape[1]}x{model.shape[2]}", "rgb" if model.shape[0] == 3 else "grey"
         options = replace(options, image_size=size, image_mode=mode)
     classes = None if not classification or model.preparation is not None else tuple(model.classes)
     if model.preparation is not None:
         options = replace(options, categories=code_columns(model.preparation))
-    options = replace(options, drop=(*options.drop, *_not_needed(model, Path(data), options)))
+    options = replace(options, drop=(*options.drop, *_not_needed(model, path, options)))
     dataset = load(data, classes=classes, schema=model.preparation, table=options)
     shape = tuple(dataset.x.shape[1:])
     if shape != model.shape:
@@ -56,7 +58,7 @@ def new_site_data(model: SavedModel, data: str | Path, options: TableOptions) ->
 
 def _not_needed(model: SavedModel, path: Path, options: TableOptions) -> list[str]:
     """Columns of a table that are neither inputs nor targets of the model."""
-    if model.preparation is None or not is_table(path.expanduser()):
+    if model.preparation is None or not is_table(path):
         return []
     schema = model.preparation.schema
     targets = {
@@ -66,7 +68,7 @@ def _not_needed(model: SavedModel, path: Path, options: TableOptions) -> list[st
         *options.label.split(","),
         options.event,
     }
-    files, _ = table_files(path.expanduser())
+    files, _ = table_files(path)
     return [name for name in read_table(files).columns if name not in targets and name not in schema.names]
 
 

@@ -146,7 +146,7 @@ def classify(
 ) -> Generator[Fit, Params, Tensor]:
     """P(class 1) of x by a classifier trained on these rows, with early stopping on the validation rows.
 
-    Records the classifier's AUC on the validation rows (on the training rows if there are none). A notice says if it learnt nothing.
+    Records the AUC on the validation rows (on the training rows if there are none). A notice says if the classifier learnt nothing.
     """
     judge = judge or Judge()
     task = classifier_task(rows["x"].flatten(1).shape[1], judge.units)
