@@ -86,6 +86,25 @@ def test_own_npz_whole_and_divided(save):
     assert torch.equal(data.x[20:], data.x[:3])
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float32])
+def test_class_numbers_follow_the_names_of_their_own_file(save, dtype):
+    """A file of another site may name the classes in another order, or have some of them only."""
+    y = np.arange(20) % 2
+    own = save(**good(y=y.astype(dtype), classes=np.array(["well", "ill"])))
+    data = load(own, classes=["ill", "unsure", "well"])
+    assert data.classes == ("ill", "unsure", "well")
+    assert data.y.tolist() == [2, 0] * 10
+    assert load(own, classes=["well", "ill"]).y.tolist() == y.tolist()
+    assert load(own, classes=["0", "1"]).y.tolist() == y.tolist()  # the list has no names
+    with pytest.raises(Mistake, match="class 'well', which is not among ill, dead"):
+        load(own, classes=["ill", "dead"])
+    with pytest.raises(Mistake, match="label 3 is out of range"):
+        load(save(**good(classes=np.array(["ill", "well"]))), classes=["well", "ill", "x", "y"])
+    flags = np.stack([y, 1 - y], axis=1).astype(dtype)
+    with pytest.raises(Mistake, match="classes a, b, not b, a"):
+        load(save(**good(y=flags, classes=np.array(["a", "b"]))), classes=["b", "a"])
+
+
 def test_own_groups_make_natural_clients(save):
     names = np.array(["north", "south"] * 10)
     data = load(save(**good(group=names)))

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kilter.data.files import AnyArray
+from kilter.data.files import AnyArray, Arrays
 from kilter.data.targets import TASKS, Targets, from_numbers, next_tokens
 from kilter.errors import Mistake
 
@@ -62,6 +62,28 @@ def labels(name: str, y: AnyArray, class_names: AnyArray | None) -> tuple[NDArra
     if classes is None and top >= max(1000, len(y)):
         raise Mistake(f"Data '{name}': label {top} is too large to be a class number: number the classes 0, 1, 2, ....")
     return y.astype(np.int64), classes or tuple(str(c) for c in range(top + 1))
+
+
+def in_listed_order(name: str, arrays: Arrays, listed: tuple[str, ...] | None) -> Arrays:
+    """The arrays with the listed classes in place of their own. Class numbers that refer to names of their own are renumbered."""
+    if listed is None:
+        return arrays
+    own = tuple(str(c) for c in arrays.get("classes", ()))
+    are_numbers = listed == tuple(str(c) for c in range(len(listed)))
+    renumbered: Arrays = {}
+    for key in ("y", "y_train", "y_test") if own and own != listed and not are_numbers else ():
+        if key not in arrays or arrays[key].dtype.kind in "US":
+            continue
+        if arrays[key].ndim > 1:
+            raise Mistake(
+                f"Data '{name}' has the classes {', '.join(own)}, not {', '.join(listed)}: give it the same ones."
+            )
+        used = [own[at] for at in labels(name, arrays[key], arrays["classes"])[0]]
+        foreign = sorted(set(used) - set(listed))
+        if foreign:
+            raise Mistake(f"Data '{name}' has the class '{foreign[0]}', which is not among {', '.join(listed)}.")
+        renumbered[key] = np.array([listed.index(c) for c in used], dtype=np.int64)
+    return {**arrays, **renumbered, "classes": np.array(listed)}
 
 
 def natural_groups(name: str, group: AnyArray, listed: AnyArray | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:

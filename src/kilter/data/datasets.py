@@ -15,7 +15,7 @@ from torch import Tensor
 from kilter.data.array_checks import features, lengths, need
 from kilter.data.array_inputs import join_inputs
 from kilter.data.array_notes import array_notes
-from kilter.data.array_targets import array_targets, natural_groups
+from kilter.data.array_targets import array_targets, in_listed_order, natural_groups
 from kilter.data.catalog import SOURCES, find
 from kilter.data.channel_moments import moments
 from kilter.data.columns import Columns, fit_kinds
@@ -171,7 +171,7 @@ def load(
     if path.suffix.lower() in (".npz", *SUFFIXES) or path.exists() or os.sep in text:
         unused = set(options.chosen()) | ({"schema"} if schema else set())
         _refuse(text, "arrays, not a table", unused if path.exists() else set())
-        return own_arrays(path.stem, _with_classes(read(path), listed), options.task)
+        return own_arrays(path.stem, in_listed_order(path.stem, read(path), listed), options.task)
     raise unknown("data set", text, SOURCES)
 
 
@@ -237,17 +237,13 @@ def from_object(
     if table is None:
         arrays = as_arrays(data, client)
         _refuse("The object", "arrays, not a table", chosen | ({"schema"} if schema else set()))
-        return own_arrays("arrays", _with_classes(arrays, classes), options.task)
+        return own_arrays("arrays", in_listed_order("arrays", arrays, classes), options.task)
     if client is not None:
         raise Mistake("`client` is for torch Datasets: name the column of the clients with TableOptions(client=...).")
     _refuse("The object", "a table in memory", {"test_file", "image_size", "image_mode"} & chosen)
     options = replace(options, client=options.client or ("client" if isinstance(data, Mapping) else ""))
     own = divide_table(table, table, options, structure(schema), classes)
     return from_table("frame", own, schema if isinstance(schema, Preparation) else None, prepare)
-
-
-def _with_classes(arrays: Arrays, classes: tuple[str, ...] | None) -> Arrays:
-    return arrays if classes is None else {**arrays, "classes": np.array(list(classes))}
 
 
 def from_table(name: str, table: OwnTable, preparation: Preparation | None, prepare: bool) -> Dataset:
