@@ -149,7 +149,7 @@ def curves(results: Results, cell: CellResult, axes: Axes, measure: str) -> None
         _draw_band(axes, _metric_band(line, measure, results.scale), style(results, line.label), line.label)
     axes.set_xlabel("round")
     axes.set_ylabel(_label(results, measure))
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
 
 
 def series(results: Results, cell: CellResult, axes: Axes, name: str) -> None:
@@ -160,7 +160,7 @@ def series(results: Results, cell: CellResult, axes: Axes, name: str) -> None:
     in_setup = any(name in r.setup_series for line in cell.lines for r in line.runs)
     axes.set_xlabel("round of the set-up phase" if in_setup else "round")
     axes.set_ylabel(name)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
 
 
 def _draw_band(axes: Axes, band: Band | None, look: dict[str, Any], label: str) -> None:

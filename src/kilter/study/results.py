@@ -341,10 +341,10 @@ def _target(study: Study, cell: Cell, reference: Sequence[Run]) -> tuple[float |
 
 
 def mean_curve(runs: Sequence[Run], measure: str) -> dict[int, float]:
-    """The mean over seeds at the rounds that every run evaluated."""
+    """The mean over seeds at the rounds that every run evaluated, from the six digits that results.json keeps."""
     curves = [r.rising(measure) for r in runs if r.curves[measure]]
     common = sorted(set.intersection(*map(set, curves))) if curves else []
-    return {t: sum(c[t] for c in curves) / len(curves) for t in common}
+    return {t: sum(round(c[t], 6) for c in curves) / len(curves) for t in common}
 
 
 def _ecr(study: Study, mine: Mapping[str, Sequence[Run]]) -> dict[str, int | None]:
