@@ -36,7 +36,7 @@ class FedAvg(Method):
 
     @step
     def combine(self, hub: Node, w: Params, replies: Replies) -> Params:
-        return average((w, n if self.weigh == "rows" else 1) for w, n in replies.values())
+        return average([(w, n if self.weigh == "rows" else 1) for w, n in replies.values()])
 
     def loss(self, w: Params, batch: Batch, _: Tree) -> Tensor:
         return self.task.loss(w, batch)

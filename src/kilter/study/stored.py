@@ -12,6 +12,7 @@ from kilter.records.types import Notice, Spread
 from kilter.study.grid import Study
 from kilter.study.results import Results, Run, tabulate
 from kilter.study.schema import MEASURES
+from kilter.study.tuning import Choice, budget
 
 SERIES = {  # names of series in results of version 0.1, which were curves
     "density": "validation loss of the density model",
@@ -27,10 +28,12 @@ def restore(folder: Path, study: Study) -> tuple[Results, dict[str, Any]]:
         stored = json.loads((folder / "results.json").read_text())
     except (OSError, ValueError) as e:
         raise Mistake(f"'{folder / 'results.json'}' cannot be read: {e}.") from None
-    if stored["tuning"] or stored["failures"]:
-        raise Mistake(f"'{folder}' has tuned or failed runs: repeat the study to draw its tables again.")
+    if stored["failures"]:
+        raise Mistake(f"'{folder}' has failed runs: repeat the study to draw its tables again.")
     runs = {(line["cell"], line["method"]): [as_run(r) for r in line["runs"]] for line in stored["lines"]}
-    return tabulate(study, runs), {key: stored[key] for key in ORIGIN}
+    choices = {(c["cell"], c["label"]): Choice(**c) for c in stored["tuning"]}
+    results = tabulate(study, runs, chosen=choices, budget=budget(study) if choices else 0)
+    return results, {key: stored[key] for key in ORIGIN}
 
 
 def as_run(plain: dict[str, Any]) -> Run:
